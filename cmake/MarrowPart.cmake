@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+# A part is one folder of src/ and one OBJECT library marrow_<part>. Sources are globbed, so a new file
+# needs no edit here; tests/tools/layering.py, not the link line, keeps the arrows between parts.
+
+# marrow_add_part(<part> [SOURCES ...] [EXCLUDE regex] [LIBS ...] [DEFINITIONS ...])
+# Makes marrow_<part> from src/<part>/**/*.cpp, and *.cu when CUDA is on. A part with no source is skipped.
+function(marrow_add_part part)
+  cmake_parse_arguments(arg "" "EXCLUDE" "SOURCES;LIBS;DEFINITIONS" ${ARGN})
+  set(dir "${PROJECT_SOURCE_DIR}/src/${part}")
+  if(NOT arg_SOURCES)
+    file(GLOB_RECURSE arg_SOURCES CONFIGURE_DEPENDS "${dir}/*.cpp")
+    if(MARROW_WITH_CUDA)
+      file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${dir}/*.cu")
+      list(APPEND arg_SOURCES ${cuda_sources})
+    endif()
+  endif()
+  if(arg_EXCLUDE)
+    list(FILTER arg_SOURCES EXCLUDE REGEX "${arg_EXCLUDE}")
+  endif()
+  if(NOT arg_SOURCES)
+    return()
+  endif()
+  add_library(marrow_${part} OBJECT ${arg_SOURCES})
+  marrow_target_defaults(marrow_${part})
+  target_compile_definitions(marrow_${part} PRIVATE MARROW_BUILDING=1 ${arg_DEFINITIONS})
+  if(arg_LIBS)
+    target_link_libraries(marrow_${part} PRIVATE ${arg_LIBS})
+    set_property(GLOBAL APPEND PROPERTY MARROW_PRIVATE_LIBS ${arg_LIBS})
+  endif()
+  set_property(GLOBAL APPEND PROPERTY MARROW_PARTS ${part})
+endfunction()
