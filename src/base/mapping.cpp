@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// mmap and munmap, with the values in the error sentence.
+#include "base/mapping.hpp"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+
+#include "base/system_error.hpp"
+#include "base/text.hpp"
+
+namespace marrow::base {
+
+Mapping Mapping::of_fd(int fd, std::size_t size, std::size_t offset, Access access) {
+  int protection = access == Access::read_only ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* data =
+      ::mmap(nullptr, size, protection, MAP_SHARED | MAP_NORESERVE, fd, static_cast<off_t>(offset));
+  if (data == MAP_FAILED) {
+    throw_errno(cat("mapping ", size, " bytes of file descriptor ", fd, " at offset ", offset));
+  }
+  return Mapping(data, size);
+}
+
+Mapping Mapping::anonymous(std::size_t size, bool shared_with_children) {
+  int flags = MAP_ANONYMOUS | MAP_NORESERVE | (shared_with_children ? MAP_SHARED : MAP_PRIVATE);
+  void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, -1, 0);
+  if (data == MAP_FAILED) throw_errno(cat("mapping ", size, " bytes of anonymous memory"));
+  return Mapping(data, size);
+}
+
+void Mapping::reset() noexcept {
+  if (data_ == nullptr) return;
+  int saved = errno;
+  ::munmap(data_, size_);
+  errno = saved;
+  data_ = nullptr;
+  size_ = 0;
+}
+
+}  // namespace marrow::base

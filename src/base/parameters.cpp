@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table itself. To add a parameter: one entry here, in alphabetical order (a test checks it).
+#include "base/parameters.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "base/text.hpp"
+#include "marrow/error.hpp"
+
+namespace marrow::base {
+namespace {
+
+constexpr std::int64_t kDay = 24 * 3600 * 1000LL;  // ms; longer waits than a day are not waits
+
+constexpr Parameter flag(std::string_view name, std::string_view value, std::string_view owner,
+                         std::string_view help) {
+  return {name, ParameterType::boolean, value, 0, 1, false, {}, owner, help};
+}
+constexpr Parameter integer(std::string_view name, std::string_view value, std::int64_t minimum,
+                            std::int64_t maximum, std::string_view owner, std::string_view help) {
+  return {name, ParameterType::integer, value, minimum, maximum, false, {}, owner, help};
+}
+constexpr Parameter power_of_two(std::string_view name, std::string_view value,
+                                 std::int64_t minimum, std::int64_t maximum, std::string_view owner,
+                                 std::string_view help) {
+  return {name, ParameterType::integer, value, minimum, maximum, true, {}, owner, help};
+}
+constexpr Parameter duration(std::string_view name, std::string_view value, std::int64_t minimum,
+                             std::int64_t maximum, std::string_view owner, std::string_view help) {
+  return {name, ParameterType::duration, value, minimum, maximum, false, {}, owner, help};
+}
+constexpr Parameter text(std::string_view name, std::string_view value, std::string_view owner,
+                         std::string_view help) {
+  return {name, ParameterType::string, value, 0, 0, false, {}, owner, help};
+}
+constexpr Parameter choice(std::string_view name, std::string_view value, std::string_view choices,
+                           std::string_view owner, std::string_view help) {
+  return {name, ParameterType::choice, value, 0, 0, false, choices, owner, help};
+}
+
+constexpr std::array kTable = {
+    duration("MARROW_BOOTSTRAP_TIMEOUT", "60s", 10, kDay, "bootstrap",
+             "How long set-up and teardown wait for the other ranks."),
+    text("MARROW_CHECKED_REPORT", "", "device",
+         "File that receives the reports of a MARROW_CHECKED build (bounds, alignment, bad peer, "
+         "signal or context, with file and line). Empty: the log, as WARN."),
+    integer(
+        "MARROW_CPU_LANES", "1", 1, 32, "device",
+        "Lanes (OS threads) in a warp when a kernel runs on the CPU. 1 is fastest, 4 makes warp "
+        "code race."),
+    integer("MARROW_CPU_SEED", "0", 0, INT64_MAX, "device",
+            "Seed of the random pauses that kernels on the CPU take at their synchronisation "
+            "points, to find schedules that rarely happen. 0: no pauses."),
+    choice("MARROW_DEBUG", "WARN", "NONE|VERSION|WARN|INFO|TRACE", "log", "How much is logged."),
+    text("MARROW_DEBUG_FILE", "", "log",
+         "File that receives the log; %h is the host, %p the process number. Empty: stderr."),
+    text("MARROW_DEBUG_SUBSYS", "", "log",
+         "Subsystems whose INFO and TRACE lines are logged, separated by commas; a leading ^ means "
+         "all but these. Empty: all."),
+    choice("MARROW_GDA_CQ", "ring", "ring|collapsed", "gda",
+           "Completion queues of the gda path: a ring keeps the exact syndrome of each failed "
+           "operation, collapsed is one entry that only says which queue failed."),
+    power_of_two("MARROW_GDA_DEPTH", "1024", 32, 32768, "gda",
+                 "Work queue entries (64 bytes each) per queue pair of the gda path."),
+    integer("MARROW_LSA_SIZE", "0", 0, 1 << 20, "topology",
+            "Ranks per load/store team. 0: all that can reach each other. k splits a host into "
+            "teams of k, so that NIC and proxy paths run between GPUs that share NVLink."),
+    flag("MARROW_MULTIMEM", "0", "core",
+         "Use NVLink multicast for Multimem. Off by default: a crash while it is in use can put a "
+         "host's GPUs out of service."),
+    text("MARROW_NETWORK", "auto", "core",
+         "Network under the proxy path: auto, the name of a built-in one, or the path of a plugin "
+         "(.so)."),
+    text("MARROW_NIC", "auto", "gda",
+         "NIC of the gda path: auto (a real one if there is one the GPU can drive), softnic, none, "
+         "or a device name such as mlx5_0."),
+    text("MARROW_PATH", "auto", "topology",
+         "Path to the peers: auto, lsa, gda, proxy, or a comma list with one entry per peer rank."),
+    duration("MARROW_PEER_TIMEOUT", "30s", 100, kDay, "bootstrap",
+             "Silence after which a peer counts as failed. Before that it is slow."),
+    power_of_two("MARROW_PROXY_RING", "1024", 16, 1 << 20, "proxy",
+                 "Descriptors (64 bytes each) per ring of the proxy path."),
+    integer("MARROW_PROXY_THREADS", "1", 1, 64, "proxy",
+            "Progress threads per communicator on the proxy path."),
+    text("MARROW_RENDEZVOUS", "", "bootstrap",
+         "Where ranks without a launcher's help meet: tcp://host:port or file:///path. RANK and "
+         "WORLD_SIZE (or the launcher's variables) still say who is who."),
+    text("MARROW_SECRET_FILE", "", "bootstrap",
+         "File with the job's secret (at least 16 bytes, readable by the user only), the same on "
+         "all hosts. Needed for tcp:// rendezvous beyond this host."),
+    text(
+        "MARROW_SOCKET_IFNAME", "", "bootstrap",
+        "Network interfaces of the bootstrap: comma list of name prefixes, = in front means exact, "
+        "^ means all but these. Empty: all but loopback and docker."),
+    text("MARROW_SOFTNIC", "", "softnic",
+         "Fault and timing options of softnic, key=value separated by commas. Empty: a perfect "
+         "NIC without delays."),
+    duration("MARROW_WAIT_TIMEOUT", "30s", 1, kDay, "device",
+             "Default bound of each wait inside a kernel."),
+};
+
+}  // namespace
+
+std::span<const Parameter> parameters() noexcept { return kTable; }
+
+const Parameter& parameter(std::string_view name) {
+  auto found = std::lower_bound(kTable.begin(), kTable.end(), name,
+                                [](const Parameter& p, std::string_view n) { return p.name < n; });
+  if (found == kTable.end() || found->name != name) {
+    throw Error(Code::internal, cat("Parameter ", name, " was asked for but never declared."),
+                "declare it in src/base/parameters.cpp.");
+  }
+  return *found;
+}
+
+}  // namespace marrow::base
