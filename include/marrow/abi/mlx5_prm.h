@@ -2,7 +2,8 @@
 // The control path of an mlx5 NIC as bytes: the firmware commands that create and connect queues.
 // A field is {byte, bit from the MSB of that byte, width}; get and set work on raw command buffers,
 // so one builder (gda) feeds a real ConnectX and the software NIC, which really parses them.
-// Source of offsets: the public interface description of rdma-core and Linux (mlx5_ifc) and the PRM.
+// Source of offsets: the public interface description of rdma-core and Linux (mlx5_ifc) and the
+// PRM.
 #pragma once
 
 #include <cstddef>
@@ -144,7 +145,7 @@ inline constexpr std::size_t kBytes = 0x2c;
 /// QP context.
 namespace qpc {
 inline constexpr Field state{0x00, 0, 4};
-inline constexpr Field service_type{0x01, 0, 8};  ///< 0 = RC
+inline constexpr Field service_type{0x01, 0, 8};    ///< 0 = RC
 inline constexpr Field path_migration{0x02, 3, 2};  ///< 3 = migrated, the usual value
 inline constexpr Field pd{0x05, 0, 24};
 inline constexpr Field mtu{0x08, 0, 3};  ///< 1 = 256 .. 5 = 4096 bytes

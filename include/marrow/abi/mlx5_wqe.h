@@ -266,15 +266,15 @@ constexpr const char* syndrome_name(std::uint8_t syndrome) {
 /// owner bit (ring) and wqe_counter (collapsed). Poll it as ONE aligned 32-bit load with acquire.
 struct alignas(64) Cqe {
   std::uint8_t reserved0[24];
-  std::uint32_t flags_rqpn;       ///< BE
+  std::uint32_t flags_rqpn;  ///< BE
   std::uint8_t reserved28[4];
   std::uint32_t srqn_user_index;  ///< BE
   std::uint32_t immediate;        ///< BE
   std::uint8_t reserved40[4];
-  std::uint32_t byte_count;       ///< BE
-  std::uint64_t timestamp;        ///< BE; on an error CQE bytes 52..55 are the syndromes
-  std::uint32_t opcode_qpn;       ///< BE: send opcode << 24 | qpn
-  std::uint32_t counter_owner;    ///< BE: wqe_counter << 16 | signature << 8 | op_own
+  std::uint32_t byte_count;     ///< BE
+  std::uint64_t timestamp;      ///< BE; on an error CQE bytes 52..55 are the syndromes
+  std::uint32_t opcode_qpn;     ///< BE: send opcode << 24 | qpn
+  std::uint32_t counter_owner;  ///< BE: wqe_counter << 16 | signature << 8 | op_own
 };
 static_assert(sizeof(Cqe) == 64 && offsetof(Cqe, flags_rqpn) == 24 &&
               offsetof(Cqe, srqn_user_index) == 32 && offsetof(Cqe, immediate) == 36 &&
