@@ -2,6 +2,10 @@
 # Tests: one GoogleTest executable a source file, one ctest an executable, each with a time limit.
 find_package(GTest REQUIRED)
 
+# What ./test builds in a sanitizer tree, and in the CUDA tree.
+add_custom_target(marrow_tests)
+add_custom_target(marrow_cuda_tests)
+
 # In a sanitizer build only the tests that ask for it are built: instrumented code is slow to build and run.
 function(_marrow_wanted out asan tsan)
   set(wanted ON)
@@ -45,18 +49,21 @@ function(marrow_unit_test name)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
   set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX
     RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+  add_dependencies(marrow_tests ${name})
+  if(arg_SOURCES MATCHES "\\.cu(;|$)" OR arg_LABEL MATCHES "cuda|gpu")
+    add_dependencies(marrow_cuda_tests ${name})
+  endif()
   add_test(NAME ${name} COMMAND ${name} ${arg_ARGS})
   set_tests_properties(${name} PROPERTIES
     TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABEL}" SKIP_RETURN_CODE 77)
-  set(environment ${arg_ENVIRONMENT})
+  # The report lets ./test count cases instead of executables.
+  set(environment "GTEST_OUTPUT=xml:${PROJECT_BINARY_DIR}/gtest/${name}.xml" ${arg_ENVIRONMENT})
   if(MARROW_SANITIZE STREQUAL "address")
     list(APPEND environment "ASAN_OPTIONS=detect_leaks=1:abort_on_error=0" "UBSAN_OPTIONS=print_stacktrace=1")
   elseif(MARROW_SANITIZE STREQUAL "thread")
     list(APPEND environment "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1")
   endif()
-  if(environment)
-    set_tests_properties(${name} PROPERTIES ENVIRONMENT "${environment}")
-  endif()
+  set_tests_properties(${name} PROPERTIES ENVIRONMENT "${environment}")
 endfunction()
 
 # marrow_glob_tests(<label>): every *_test.cpp of the calling folder, and *_test.cu when CUDA is on.
@@ -77,6 +84,10 @@ function(marrow_glob_tests label)
     if(marks MATCHES "asan")
       list(APPEND flags ASAN)
     endif()
-    marrow_unit_test(${name} SOURCES "${source}" LABEL ${label} ${flags})
+    if(source MATCHES "\\.cu$")
+      marrow_unit_test(${name} SOURCES "${source}" LABEL "gpu" ${flags})
+    else()
+      marrow_unit_test(${name} SOURCES "${source}" LABEL ${label} ${flags})
+    endif()
   endforeach()
 endfunction()

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every suite of ./test, in the order in which they run: cheap checks that need no build come first."""
+import dataclasses
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Callable
+
+from . import clean_clone, examples
+from .harness import (BUILD, CORES, LOGS, ROOT, Result, build, configure, ctest, pytest, skip, test_environment,
+                      tracked)
+
+SOURCES = (".cpp", ".hpp", ".h", ".cuh", ".cu")
+CUDA_FULL = "80-real;90a-real;100-real;100-virtual"
+
+
+@dataclasses.dataclass
+class Suite:
+    name: str
+    about: str
+    run: Callable
+    when: str = "always"  # or the option that asks for it
+    needs: tuple = ()
+
+
+def built(context, preset, *targets, extra=()):
+    """Configures and builds one preset; a Result with a failure, or None when it worked."""
+    if configure(context, preset, *extra):
+        return Result(failed=1, note="cmake failed")
+    if build(context, preset, *targets):
+        return Result(failed=1, note="the build failed")
+    return None
+
+
+def build_release(context):
+    return built(context, "release") or Result(passed=1)
+
+
+def labelled(label, folder=None):
+    """A suite of both kinds: ctests with the label in build/release, and pytest files in tests/<label>."""
+    def run(context):
+        result = ctest(context, "release", label) + pytest(context, f"tests/{folder or label}", label)
+        return result if result.passed + result.failed + result.skipped else skip(f"no {label} test yet")
+    return run
+
+
+def sanitizer(preset):
+    def run(context):
+        if configure(context, preset):
+            return Result(failed=1, note="cmake failed")
+        if build(context, preset, "marrow_tests"):
+            return Result(failed=1, note="the build failed")
+        result = ctest(context, preset, "", name=preset)
+        return result if result.passed + result.failed else skip(f"no test names {preset} yet")
+    return run
+
+
+def format_check(context):
+    files = tracked(*SOURCES)
+    status = context.run(["clang-format", "--dry-run", "--Werror", *files], "format")
+    return Result(failed=1, note="clang-format -i would change files") if status else Result(passed=1)
+
+
+def shell_check(context):
+    if not shutil.which("shellcheck"):
+        return skip("no shellcheck")
+    scripts = [n for n in tracked("") if not n.endswith((".py", ".md")) and _is_bash(n)]
+    status = context.run(["shellcheck", "-x", "-e", "SC2065", *scripts], "shellcheck")
+    return Result(failed=1) if status else Result(passed=1)
+
+
+def _is_bash(name):
+    with open(ROOT / name, "rb") as file:
+        return file.read(32).startswith((b"#!/usr/bin/env bash", b"#!/bin/bash", b"#!/bin/sh"))
+
+
+def tidy(context):
+    """clang-tidy on the host sources of src/. A file whose text, headers and settings are as in the last clean run is
+    not looked at again: on two cores one file takes seconds."""
+    if not (BUILD / "release" / "compile_commands.json").exists():
+        return skip("no compile commands")
+    headers = hashlib.sha256()
+    for name in [*tracked(".hpp", ".h", ".cuh"), ".clang-tidy"]:
+        headers.update(name.encode() + (ROOT / name).read_bytes())
+    stamps = BUILD / "tidy"
+    stamps.mkdir(parents=True, exist_ok=True)
+    todo = []
+    for name in tracked(".cpp"):
+        if name.startswith("src/"):
+            key = hashlib.sha256(headers.digest() + (ROOT / name).read_bytes()).hexdigest()[:24]
+            stamp = stamps / f"{name.replace('/', '_')}.{key}"
+            if not stamp.exists():
+                todo.append((name, stamp))
+
+    def one(item):
+        name, stamp = item
+        status = context.run(["clang-tidy", "-p", BUILD / "release", "--quiet", name],
+                             f"tidy-{name.replace('/', '_')}")
+        if status == 0:
+            for old in stamps.glob(f"{name.replace('/', '_')}.*"):
+                old.unlink()
+            stamp.touch()
+        return status
+
+    with ThreadPoolExecutor(CORES) as pool:
+        bad = sum(1 for status in pool.map(one, todo) if status)
+    note = f"{len(todo)} files looked at"
+    return Result(failed=bad, note=note) if bad else Result(passed=1, note=note)
+
+
+def cuda(context):
+    """Compiles the CUDA code for one architecture; the tests of the generated PTX need no GPU, others only run with one."""
+    if not (shutil.which("nvcc") or os.path.exists("/usr/local/cuda/bin/nvcc")):
+        return skip("no nvcc")
+    failed = built(context, "cuda", "marrow", "marrow_cuda_tests")
+    if failed:
+        return failed
+    result = Result(passed=1) + ctest(context, "cuda", "cuda")
+    if _has_gpu():
+        return result + ctest(context, "cuda", "gpu")
+    return result + Result(note="GPU tests not run: no GPU")
+
+
+def _has_gpu():
+    smi = shutil.which("nvidia-smi")
+    return bool(smi) and subprocess.run([smi, "-L"], capture_output=True, check=False).returncode == 0
+
+
+def cuda_full(context):
+    if not (shutil.which("nvcc") or os.path.exists("/usr/local/cuda/bin/nvcc")):
+        return skip("no nvcc")
+    if configure(context, "cuda", f"-DMARROW_CUDA_ARCH={CUDA_FULL}", folder="cuda-full"):
+        return Result(failed=1, note="cmake failed")
+    if build(context, "cuda-full", "marrow", "marrow_cuda_tests"):
+        return Result(failed=1, note="the build failed")
+    return Result(passed=1, note=CUDA_FULL)
+
+
+def docs(context):
+    script = ROOT / "scripts" / "docs_blocks.py"
+    result = pytest(context, "tests/docs", "docs")
+    report = LOGS / "docs.count"
+    report.unlink(missing_ok=True)
+    status = context.run([sys.executable, script, "--report", report], "docs", env=test_environment())
+    if report.exists():
+        passed, failed = map(int, report.read_text().split())
+        result += Result(passed=passed, failed=failed)
+    if status and not result.failed:
+        result += Result(failed=1, note="docs_blocks.py failed")
+    return result if result.passed + result.failed else skip("no code block in docs yet")
+
+
+def coverage(context):
+    failed = built(context, "debug", "marrow_tests", extra=("-DMARROW_COVERAGE=ON",))
+    if failed:
+        return failed
+    result = ctest(context, "debug", "unit") + ctest(context, "debug", "conformance")
+    status = context.run(["gcovr", "-r", ROOT, "--filter", "src/", "--filter", "include/", "--exclude-throw-branches",
+                          "--print-summary", "--html", LOGS / "coverage.html", BUILD / "debug"], "coverage")
+    print((LOGS / "coverage.log").read_text()[-4000:])
+    return result + Result(failed=int(status != 0), note="build/test/coverage.html")
+
+
+def soak(context):
+    seconds = os.environ.setdefault("MARROW_SOAK_SECONDS", "300")
+    if not (BUILD / "release" / "CTestTestfile.cmake").exists():
+        return skip("no build")
+    result = ctest(context, "release", "soak")
+    return result if result.passed + result.failed else skip(f"no soak test yet (would run {seconds} s each)")
+
+
+def fuzz(context):
+    seconds = float(os.environ.get("MARROW_FUZZ_SECONDS", "60"))
+    targets = sorted(p.stem for p in (ROOT / "tests" / "fuzz").glob("*_fuzz.cpp"))
+    if not targets:
+        return skip("no fuzz target yet")
+    if configure(context, "debug", "-DCMAKE_CXX_COMPILER=clang++", "-DMARROW_FUZZ=ON", "-DMARROW_TESTS=ON",
+                 folder="fuzz") or build(context, "fuzz", *targets):
+        return Result(failed=1, note="the build failed")
+    result = Result()
+    for target in targets:
+        corpus = BUILD / "fuzz" / "corpus" / target
+        corpus.mkdir(parents=True, exist_ok=True)
+        status = context.run([BUILD / "fuzz" / "tests" / target, f"-max_total_time={seconds:.0f}", corpus],
+                             f"fuzz-{target}", limit=seconds + 60)
+        result += Result(passed=int(status == 0), failed=int(status != 0))
+    return result
+
+
+NEEDS = ("build",)
+ALL = [
+    Suite("format", "clang-format agrees with every source", format_check),
+    Suite("shell", "shellcheck of the scripts", shell_check),
+    Suite("tools", "layering, licence headers, options of ./demo and ./test", labelled("tools")),
+    Suite("build", "release build with all tests", build_release),
+    Suite("unit", "one part at a time", labelled("unit"), needs=NEEDS),
+    Suite("conformance", "the contract of every operation, over the paths", labelled("conformance"), needs=NEEDS),
+    Suite("litmus", "memory-order litmus tests", labelled("litmus"), needs=NEEDS),
+    Suite("multiprocess", "ranks as processes, launchers, killed ranks", labelled("multiprocess"), needs=NEEDS),
+    Suite("cli", "the command `marrow`", labelled("cli"), needs=NEEDS),
+    Suite("install", "find_package, pkg-config, uninstall", labelled("install"), needs=NEEDS),
+    Suite("examples", "each example against an installed Marrow", examples.run, needs=NEEDS),
+    Suite("docs", "code blocks compile, generated pages are up to date", docs, needs=NEEDS),
+    Suite("tidy", "clang-tidy of the host code", tidy, needs=NEEDS),
+    Suite("asan", "AddressSanitizer and UBSan", sanitizer("asan")),
+    Suite("tsan", "ThreadSanitizer", sanitizer("tsan")),
+    Suite("cuda", "CUDA code for one architecture, tests of its PTX", cuda),
+    Suite("cuda-full", f"CUDA code for {CUDA_FULL}", cuda_full, when="full"),
+    Suite("clone", "./demo and ./test on a clean clone, as a non-root user, offline", clean_clone.run, when="full"),
+    Suite("coverage", "line coverage", coverage, when="coverage"),
+    Suite("soak", "long random runs", soak, when="soak", needs=NEEDS),
+    Suite("fuzz", "fuzz targets", fuzz, when="fuzz"),
+]
