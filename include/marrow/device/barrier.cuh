@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Barrier of a team, over whatever path each member takes: every member adds 1 to its own word at
+// every other and waits until each member's word here has reached its epoch. One word a source: with
+// one shared count a fast rank's next arrival would stand in for a slow rank's missing one.
+#pragma once
+
+#include "marrow/device/gin.cuh"
+
+namespace marrow {
+#if defined(__CUDACC__)
+inline namespace gpu_device {
+#else
+inline namespace cpu_device {
+#endif
+
+/// What a barrier says about data. none: nothing. put: puts, values and adds of all members on the
+/// named contexts that happened before are visible after. get: their gets are complete.
+enum class Fence : std::uint8_t { none, put, get };
+
+/// Contexts first .. first + count - 1.
+struct Contexts {
+  int first = 0;
+  int count = 1;
+  static MARROW_DEVICE Contexts all(const DeviceCommunicator& comm) { return {0, comm.contexts}; }
+};
+
+class Barrier {
+ public:
+  /// @param team  who takes part; ranks the survivors agreed to have failed are left out
+  /// @param slot  0 .. barriers-1; one group at a time uses a slot
+  MARROW_DEVICE Barrier(const DeviceCommunicator& comm, Team team, Index slot) : comm_(comm), team_(team), slot_(slot) {}
+
+  /// Every member's group calls this; returns when all have arrived.
+  /// @param contexts  whose operations the fence covers
+  /// @return ok, timeout (the arrival was sent and stays sent), peer_failed, aborted, invalid
+  template <class Coop>
+  MARROW_DEVICE Status sync(const Coop& coop, Contexts contexts = {}, Fence fence = Fence::put,
+                            Deadline deadline = {}) const {
+    const Gin<> gin(comm_, contexts.first);
+    Status status = gin.check_id(slot_, comm_.barriers, CheckedWhat::barrier, "Barrier");
+    if (status != Status::ok) return status;
+    coop.sync();  // what the group did before happens before every arrival below
+    if (fence != Fence::none) {
+      for (int c = contexts.first; c < contexts.first + contexts.count; ++c) {
+        const Gin<> one(comm_, c);
+        // The strong arrival covers the first context; the others, and gets, are completed here.
+        if (fence == Fence::get) {
+          status = worse(status, one.flush(coop, deadline));
+        } else if (c != contexts.first || comm_.path[comm_.rank] != static_cast<std::uint8_t>(Path::lsa)) {
+          status = worse(status, one.flush_remote(coop, deadline));
+        }
+      }
+      if (status != Status::ok) return status;
+    }
+    const bool alone = comm_.sharing == Sharing::thread;
+    const int step = alone ? 1 : coop.size();
+    const int begin = alone ? (coop.rank() == 0 ? 0 : team_.size) : coop.rank();
+    for (int i = begin; i < team_.size; i += step) status = worse(status, arrive(gin, i, fence, deadline));
+    for (int i = begin; i < team_.size; i += step) status = worse(status, await(gin, i, deadline));
+    return coop.agree(status);
+  }
+
+ private:
+  MARROW_DEVICE int word(int source) const { return comm_.signals + slot_.value * comm_.nranks + source; }
+
+  MARROW_DEVICE Status arrive(const Gin<>& gin, int index, Fence fence, Deadline deadline) const {
+    const int peer = team_.world_rank(index);
+    if (peer == comm_.rank) return Status::ok;
+    int rank;
+    Path path;
+    Status status = gin.resolve(peer, team_world(comm_), "Barrier", &rank, &path);
+    if (status != Status::ok) return status == Status::peer_failed ? Status::ok : status;
+    const detail::Then then{&comm_.sync[static_cast<int>(path)], static_cast<std::uint64_t>(word(comm_.rank)) * 8, 1,
+                            fence == Fence::put};
+    detail::Knobs knobs;
+    knobs.deadline = deadline;
+    return gin.post_then(peer, path, then, path, knobs, Thread{}, [&](auto body, const detail::Then& own, const auto&) {
+      return body.add(comm_, gin.context(), peer, own, knobs);
+    });
+  }
+
+  MARROW_DEVICE Status await(const Gin<>& gin, int index, Deadline deadline) const {
+    const int peer = team_.world_rank(index);
+    if (peer == comm_.rank || load_cached(comm_.path + peer) == kPathFailed) return Status::ok;
+    const int mine = word(peer);
+    const std::uint64_t epoch = ++comm_.signal_shadow[mine];
+    return wait_until(
+        comm_, deadline, [&] { return static_cast<std::int64_t>(gin.raw_signal(mine) - epoch) >= 0; }, peer);
+  }
+
+  const DeviceCommunicator& comm_;
+  Team team_;
+  Index slot_;
+};
+
+}  // namespace cpu_device / gpu_device
+}  // namespace marrow

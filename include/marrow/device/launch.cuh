@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// marrow::launch: one call that starts a kernel on the GPU or on the CPU device. Under nvcc a kernel
+// is a __global__ function, under g++ an ordinary one; write MARROW_KERNEL for both.
+#pragma once
+
+#include <array>
+#include <cstdlib>
+#include <exception>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "marrow/device/platform.cuh"
+#include "marrow/error.hpp"
+#include "marrow/place.hpp"
+
+namespace marrow {
+
+#if defined(__CUDACC__)
+
+/// Enqueues kernel(args...) on the stream of `where`; returns at once. See the CPU form below.
+/// @throws Error(invalid_argument) when `where` is the CPU device: this translation unit was built by
+///         nvcc; Error(cuda) when the launch fails
+template <class... Parameters, class... Args>
+void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
+            void (*kernel)(Parameters...), Args&&... args) {
+  if (where.kind != Place::Kind::gpu) {
+    throw Error(Code::invalid_argument,
+                "a kernel built by nvcc was launched on the CPU device",
+                "build the kernel's file with g++ for Place::cpu(), or pass Place::gpu(device)");
+  }
+  std::tuple<Parameters...> values(static_cast<Parameters>(std::forward<Args>(args))...);
+  std::apply(
+      [&](auto&... each) {
+        void* pointers[] = {const_cast<void*>(static_cast<const void*>(&each))..., nullptr};
+        cudaError_t result = cudaSetDevice(where.device);
+        if (result == cudaSuccess && shared_bytes > 48 * 1024) {
+          result = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                        cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(shared_bytes));
+        }
+        if (result == cudaSuccess) {
+          result = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(grid), dim3(block),
+                                    pointers, shared_bytes, static_cast<cudaStream_t>(where.stream));
+        }
+        if (result != cudaSuccess) {
+          throw Error(Code::cuda,
+                      std::string("launch of a kernel on GPU ") + std::to_string(where.device) +
+                          " failed: " + cudaGetErrorString(result),
+                      "check grid, block and shared memory against the GPU's limits");
+        }
+      },
+      values);
+}
+
+#else
+
+namespace detail {
+inline int cpu_lanes() {
+  const char* text = std::getenv("MARROW_CPU_LANES");
+  const int lanes = text ? std::atoi(text) : 1;
+  return lanes >= 1 && lanes <= kMaxCpuLanes ? lanes : 1;
+}
+inline std::uint64_t cpu_seed() {
+  const char* text = std::getenv("MARROW_CPU_SEED");
+  return text ? std::strtoull(text, nullptr, 0) : 0;
+}
+}  // namespace detail
+
+/// Runs kernel(args...) on the CPU device: `grid` blocks of `block` OS threads, all at once, and
+/// returns when the kernel has finished (a stream's order is then trivially kept).
+/// MARROW_CPU_LANES gives warps of 1..32 lanes (default 1), MARROW_CPU_SEED a seeded schedule.
+/// @param grid          blocks, >= 1
+/// @param block         threads a block, >= 1; grid * block at most 4096
+/// @param shared_bytes  block's dynamic shared memory
+/// @throws Error(invalid_argument) for a GPU place (build the kernel's file with nvcc) or sizes out of range
+template <class... Parameters, class... Args>
+void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
+            void (*kernel)(Parameters...), Args&&... args) {
+  if (where.kind != Place::Kind::cpu) {
+    throw Error(Code::invalid_argument, "a kernel built by g++ was launched on a GPU",
+                "build the kernel's file with nvcc for Place::gpu(), or pass Place::cpu()");
+  }
+  if (grid < 1 || block < 1 || grid > 4096 / block) {
+    throw Error(Code::invalid_argument,
+                "launch of " + std::to_string(grid) + " blocks x " + std::to_string(block) +
+                    " threads on the CPU device",
+                "both must be at least 1 and their product at most 4096 OS threads");
+  }
+  const std::tuple<Parameters...> values(static_cast<Parameters>(std::forward<Args>(args))...);
+  const int lanes = detail::cpu_lanes();
+  const std::uint64_t seed = detail::cpu_seed();
+  std::vector<CpuBlock> blocks(static_cast<std::size_t>(grid));
+  std::vector<std::unique_ptr<std::byte[]>> shared;
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(grid) * block);
+  for (int b = 0; b < grid; ++b) {
+    CpuBlock& team = blocks[b];
+    team.index = b;
+    team.grid = grid;
+    team.size = block;
+    team.lanes = lanes;
+    team.barrier.set_members(static_cast<std::uint32_t>(block));
+    team.warps = std::make_unique<CpuWarp[]>((block + lanes - 1) / lanes);
+    team.value = std::make_unique<std::atomic<std::uint32_t>[]>(block);
+    shared.push_back(std::make_unique<std::byte[]>(shared_bytes + 16));
+    team.shared = shared.back().get();
+  }
+  const auto body = [&](CpuBlock& team, int t) {
+    CpuThread& self = cpu_thread();
+    const CpuThread outer = self;
+    self.block = &team;
+    self.index = t;
+    self.random = seed ? seed * 0x9e3779b97f4a7c15ull + (team.index * 4099u + t + 1) * 0xbf58476d1ce4e5b9ull : 0;
+    std::apply(kernel, values);
+    team.barrier.leave();
+    self = outer;
+  };
+  if (grid * block == 1) {
+    body(blocks[0], 0);
+    return;
+  }
+  for (CpuBlock& team : blocks) {
+    for (int t = 0; t < block; ++t) threads.emplace_back(body, std::ref(team), t);
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+#endif
+
+}  // namespace marrow

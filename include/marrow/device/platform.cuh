@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// The only place that knows nvcc from g++. Device code is ordinary C++ on top of these names, so a
+// kernel runs on the GPU and, as OS threads, on the CPU under ThreadSanitizer.
+//
+// Contract (bodies: platform/gpu.cuh, platform/cpu.cuh). S is the Scope of whoever reads.
+//
+//   position   block_index() grid_size() thread_index() block_size() lane_index() warp_lanes()
+//              dynamic_shared<T>(byte_offset)           block's shared memory, given at launch
+//   groups     block_sync()  block_max(v)               all threads of the block
+//              warp_sync(mask) warp_ballot(mask, p) warp_shuffle(mask, v, lane) warp_match(mask, v)
+//              full_mask()  converged_lanes()           lanes that are here together (CPU: only oneself)
+//   words      load_relaxed<S>(p) store_relaxed<S>(p, v) fetch_add_relaxed<S>(p, n)
+//              fetch_max_relaxed<S>(p, v) compare_swap_relaxed<S>(p, expected, desired) -> old
+//              load_cached(p)                           read-mostly tables; may lag until the next launch
+//   observe<S>(p)                 acquire load: what the publisher stored before is visible after it
+//   publish<S>(Store{p, v}...)    GPU: one release fence, then relaxed stores in the order given; CPU: each a release store
+//   publish_add<S>(p, n)          release reduction; no result
+//   Publication<S> out; out.store(p, v); out.add(p, n);   the same release for many words
+//   settle<S>()                   orders all earlier stores before all later ones of this thread, whatever the word (cross-context fence)
+//   cells      store_cell(p, Cell16) load_cell(p)       16 aligned bytes at once, relaxed, system scope
+//   copy(dst, src, bytes, rank, size)                   rank's share of a copy by `size` threads, through registers
+//   time       now_ns() (global timer), cycle_clock(), relax(spins) (yields after 64 spins on the CPU)
+//   wait_until(comm, deadline, predicate[, peer])       the only spin loop
+#pragma once
+
+#include "marrow/abi/abi.h"
+#include "marrow/abi/device_communicator.h"
+#include "marrow/device/status.cuh"
+
+namespace marrow {
+
+/// Who has to see a store: the scope follows the reader.
+enum class Scope : std::uint8_t { block, device, system };
+
+/// 16 aligned bytes stored and loaded at once. On the CPU the high word is stored last (release) and
+/// loaded first (acquire), so a protocol puts its epoch or sentinel in `high`.
+struct alignas(16) Cell16 {
+  std::uint64_t low;
+  std::uint64_t high;
+};
+
+/// One word of a publication.
+template <class T>
+struct Store {
+  T* word;
+  T value;
+};
+template <class T, class U>
+Store(T*, U) -> Store<T>;
+
+}  // namespace marrow
+
+#if defined(__CUDACC__)
+#include "marrow/device/platform/gpu.cuh"
+#else
+#include "marrow/device/platform/cpu.cuh"
+#endif
+
+namespace marrow {
+
+#if defined(__CUDACC__)
+inline namespace gpu_device {
+#else
+inline namespace cpu_device {
+#endif
+
+/// What a wait or an operation that names `peer` must return now, from the words the host writes.
+/// peer < 0: names no peer. Reads host memory: about 1 us on a GPU, so only waits do it.
+MARROW_DEVICE Status control_status(const DeviceCommunicator& comm, int peer = -1) {
+  const std::uint64_t state = load_relaxed<Scope::system>(&comm.control->state);
+  if (state == kControlOk) return Status::ok;
+  if (state & kControlAborted) return Status::aborted;
+  if (state & kControlPeerFailed) return Status::peer_failed;
+  if (peer >= 0 && (state & kControlMasked) &&
+      (load_relaxed<Scope::system>(&comm.control->failed[peer / 64]) >> (peer % 64) & 1)) {
+    return Status::peer_failed;
+  }
+  return Status::ok;
+}
+
+/// Spins until predicate() is true, the deadline passes, or the host says stop. The only spin loop
+/// of device code. The predicate does its own observe() and may look at many words.
+/// @param deadline  ns; 0: the communicator's default
+/// @param peer      rank this wait depends on, or -1; a failed (masked) one ends the wait
+/// @return ok, timeout (what was waited for may still come), peer_failed, aborted
+template <class Predicate>
+MARROW_DEVICE Status wait_until(const DeviceCommunicator& comm, Deadline deadline,
+                                Predicate&& predicate, int peer = -1) {
+  constexpr std::uint64_t kLookNs = 10000;  // a look at host memory costs a PCIe read
+  if (predicate()) return Status::ok;
+  const std::uint64_t limit = deadline.ns ? deadline.ns : comm.wait_ns;
+  const std::uint64_t start = now_ns();
+  std::uint64_t next_look = 0;
+  for (std::uint32_t spins = 0;; ++spins) {
+    if (predicate()) return Status::ok;
+    relax(spins);
+    if ((spins & 31) != 31) continue;
+    const std::uint64_t waited = now_ns() - start;
+    if (waited >= next_look) {
+      next_look = waited + kLookNs;
+      const Status stop = control_status(comm, peer);
+      if (stop != Status::ok) return predicate() ? Status::ok : stop;
+    }
+    if (waited >= limit) return predicate() ? Status::ok : Status::timeout;
+  }
+}
+
+}  // namespace cpu_device / gpu_device
+}  // namespace marrow
