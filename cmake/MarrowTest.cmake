@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests: one GoogleTest executable a source file, one ctest an executable, each with a time limit.
-find_package(GTest REQUIRED)
+find_package(GTest QUIET)
+if(NOT GTest_FOUND)
+  message(FATAL_ERROR "The tests need GoogleTest. Next: install it (libgtest-dev libgmock-dev) or configure with -DMARROW_TESTS=OFF.")
+endif()
 
 # What ./test builds in a sanitizer tree, and in the CUDA tree.
 add_custom_target(marrow_tests)
@@ -93,4 +96,15 @@ function(marrow_glob_tests label)
       marrow_unit_test(${name} SOURCES "${source}" LABEL ${label} ${flags})
     endif()
   endforeach()
+endfunction()
+
+# marrow_fuzz_target(<name> SOURCES ... [LIBS ...]): a libFuzzer binary over the objects of the library.
+function(marrow_fuzz_target name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBS" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  marrow_target_defaults(${name})
+  target_link_libraries(${name} PRIVATE marrow_internal ${arg_LIBS})
+  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
 endfunction()

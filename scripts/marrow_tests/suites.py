@@ -27,11 +27,11 @@ class Suite:
     needs: tuple = ()
 
 
-def built(context, preset, *targets, extra=()):
+def built(context, preset, *targets, extra=(), folder=None):
     """Configures and builds one preset; a Result with a failure, or None when it worked."""
-    if configure(context, preset, *extra):
+    if configure(context, preset, *extra, folder=folder):
         return Result(failed=1, note="cmake failed")
-    if build(context, preset, *targets):
+    if build(context, folder or preset, *targets):
         return Result(failed=1, note="the build failed")
     return None
 
@@ -50,10 +50,9 @@ def labelled(label, folder=None):
 
 def sanitizer(preset):
     def run(context):
-        if configure(context, preset):
-            return Result(failed=1, note="cmake failed")
-        if build(context, preset, "marrow_tests"):
-            return Result(failed=1, note="the build failed")
+        failed = built(context, preset, "marrow_tests")
+        if failed:
+            return failed
         result = ctest(context, preset, "", name=preset)
         return result if result.passed + result.failed else skip(f"no test names {preset} yet")
     return run
@@ -133,11 +132,9 @@ def _has_gpu():
 def cuda_full(context):
     if not (shutil.which("nvcc") or os.path.exists("/usr/local/cuda/bin/nvcc")):
         return skip("no nvcc")
-    if configure(context, "cuda", f"-DMARROW_CUDA_ARCH={CUDA_FULL}", folder="cuda-full"):
-        return Result(failed=1, note="cmake failed")
-    if build(context, "cuda-full", "marrow", "marrow_cuda_tests"):
-        return Result(failed=1, note="the build failed")
-    return Result(passed=1, note=CUDA_FULL)
+    failed = built(context, "cuda", "marrow", "marrow_cuda_tests", extra=(f"-DMARROW_CUDA_ARCH={CUDA_FULL}",),
+                   folder="cuda-full")
+    return failed or Result(passed=1, note=CUDA_FULL)
 
 
 def docs(context):
@@ -155,12 +152,12 @@ def docs(context):
 
 
 def coverage(context):
-    failed = built(context, "debug", "marrow_tests", extra=("-DMARROW_COVERAGE=ON",))
+    failed = built(context, "debug", "marrow_tests", extra=("-DMARROW_COVERAGE=ON",), folder="coverage")
     if failed:
         return failed
-    result = ctest(context, "debug", "unit") + ctest(context, "debug", "conformance")
+    result = ctest(context, "coverage", "unit") + ctest(context, "coverage", "conformance")
     status = context.run(["gcovr", "-r", ROOT, "--filter", "src/", "--filter", "include/", "--exclude-throw-branches",
-                          "--print-summary", "--html", LOGS / "coverage.html", BUILD / "debug"], "coverage")
+                          "--print-summary", "--html", LOGS / "coverage.html", BUILD / "coverage"], "coverage")
     print((LOGS / "coverage.log").read_text()[-4000:])
     return result + Result(failed=int(status != 0), note="build/test/coverage.html")
 
@@ -178,9 +175,10 @@ def fuzz(context):
     targets = sorted(p.stem for p in (ROOT / "tests" / "fuzz").glob("*_fuzz.cpp"))
     if not targets:
         return skip("no fuzz target yet")
-    if configure(context, "debug", "-DCMAKE_CXX_COMPILER=clang++", "-DMARROW_FUZZ=ON", "-DMARROW_TESTS=ON",
-                 folder="fuzz") or build(context, "fuzz", *targets):
-        return Result(failed=1, note="the build failed")
+    failed = built(context, "debug", *targets, extra=("-DCMAKE_CXX_COMPILER=clang++", "-DMARROW_FUZZ=ON"),
+                   folder="fuzz")
+    if failed:
+        return failed
     result = Result()
     for target in targets:
         corpus = BUILD / "fuzz" / "corpus" / target
