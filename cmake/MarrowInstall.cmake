@@ -5,12 +5,14 @@ include(CMakePackageConfigHelpers)
 
 set(MARROW_CMAKE_DIR "${CMAKE_INSTALL_LIBDIR}/cmake/marrow")
 if(TARGET marrow)
+  # Two components: `library` (for programs that use Marrow) and `command`.
+  set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME library)
   install(TARGETS marrow marrow_device EXPORT marrowTargets
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
     RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   if(TARGET marrow_cli)
-    install(TARGETS marrow_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    install(TARGETS marrow_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT command)
   endif()
   install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
     FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" PATTERN "*.cuh")
