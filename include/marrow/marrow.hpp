@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// Marrow's host API: a communicator of ranks, symmetric windows, and the device communicator that a
+// kernel takes by value. Device code is in marrow/device.cuh.
+//
+// Owners are RAII and movable; handles are trivially copyable. Failures throw marrow::Error. No
+// global state: several communicators per process, ranks as processes or as threads. Calls marked
+// collective must be made by every live rank in the same order; each is bounded by
+// MARROW_BOOTSTRAP_TIMEOUT and names the rank that did not come.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "marrow/abi/device_communicator.h"
+#include "marrow/error.hpp"
+#include "marrow/place.hpp"
+#include "marrow/unique_id.hpp"
+
+namespace marrow {
+
+/// Where a window's memory is. On the CPU device both are host memory.
+enum class Memory : std::uint8_t { device, host };
+
+/// How a communicator is made.
+struct Config {
+  /// Where this rank's kernels run.
+  Place place = Place::cpu();
+  /// Parameters for this communicator only, by name ("MARROW_PATH" -> "gda"); they win over the environment.
+  /// `marrow env` lists all of them.
+  std::map<std::string, std::string> parameters;
+};
+
+/// What a device communicator should offer.
+struct Requirements {
+  int contexts = 1;    ///< independent sets of queues, 1..64
+  int signals = 64;    ///< 0..65536
+  int counters = 16;   ///< 0..65536
+  int barriers = 8;    ///< 0..1024
+  int packets = 1024;  ///< packet slots, 0..2^20
+  Sharing sharing = Sharing::device;  ///< who may post on one context at once
+  /// Where queue indices start (0: the default). Near 2^16 or 2^32 it tests their wrap.
+  std::uint64_t first_index = 0;
+};
+
+namespace core {
+class CommunicatorState;
+class WindowState;
+class LocalBufferState;
+class DeviceState;
+}  // namespace core
+
+/// Symmetric registered memory, one part per rank. Its memory lives until close() or until the
+/// communicator closes, whichever is first.
+class MARROW_API Window {
+ public:
+  Window() = default;
+  /// For kernels, by value.
+  WindowHandle handle() const;
+  /// Our part, as the address kernels use.
+  void* data() const;
+  /// Our part as a host address, or null for device memory.
+  void* host() const;
+  std::uint64_t bytes() const;
+  /// The path that add, fetch_add, compare_swap and SignalAt take on it, for all peers.
+  Path atomic_path() const;
+  /// Collective: unmaps and frees now.
+  void close();
+
+ private:
+  friend class Communicator;
+  explicit Window(std::shared_ptr<core::WindowState> state) : state_(std::move(state)) {}
+  std::shared_ptr<core::WindowState> state_;
+};
+
+/// Registered memory of this rank alone: source of puts, target of gets. Deregistered on
+/// destruction; flush first. The memory stays the caller's.
+class MARROW_API LocalBuffer {
+ public:
+  LocalBuffer() = default;
+  LocalBufferHandle handle() const;
+
+ private:
+  friend class Communicator;
+  explicit LocalBuffer(std::shared_ptr<core::LocalBufferState> state) : state_(std::move(state)) {}
+  std::shared_ptr<core::LocalBufferState> state_;
+};
+
+/// Owner of queues, signals, counters, barriers and packet slots. Lives until close() or until the
+/// communicator closes.
+class MARROW_API DeviceCommunicatorOwner {
+ public:
+  DeviceCommunicatorOwner() = default;
+  /// For kernels, by value.
+  DeviceCommunicator handle() const;
+  /// Collective: frees it now. No kernel may use it any more.
+  void close();
+
+ private:
+  friend class Communicator;
+  explicit DeviceCommunicatorOwner(std::shared_ptr<core::DeviceState> state) : state_(std::move(state)) {}
+  std::shared_ptr<core::DeviceState> state_;
+};
+
+/// How one peer is reached, and why not better.
+struct PeerInfo {
+  int rank = 0;
+  Path path = Path::lsa;
+  std::string transport;                ///< e.g. "load/store", "gda on softnic0", "proxy on shm"
+  std::vector<std::string> rejected;    ///< one sentence a better path that was not taken
+  bool emulated = false;                ///< softnic or the CPU device does a step
+  bool same_host = true;
+  bool same_process = false;
+};
+
+/// Waiting statistics of one peer.
+struct PeerStatistics {
+  bool slow = false;               ///< silent for longer than a few heartbeats
+  bool failed = false;
+  std::uint64_t slow_periods = 0;  ///< how often it fell silent
+};
+
+class MARROW_API Communicator {
+ public:
+  /// Collective: nranks ranks, each with its own number, meet.
+  /// @param id      from UniqueId::create() on one rank, given to all by any means
+  /// @param nranks  1..1024
+  /// @param rank    0..nranks-1
+  /// @throws Error(mismatch | timeout | authentication | invalid_argument | unsupported)
+  Communicator(const UniqueId& id, int nranks, int rank, Config config = {});
+
+  /// Ranks from torchrun, mpirun, srun or MARROW_RENDEZVOUS (+ MARROW_SECRET_FILE); without any, one rank.
+  static Communicator from_environment(Config config = {});
+
+  Communicator(Communicator&&) noexcept;
+  Communicator& operator=(Communicator&&) noexcept;
+  /// close() if it was not called; a failure there is logged, not thrown.
+  ~Communicator();
+
+  int rank() const;
+  int nranks() const;
+  Place place() const;
+
+  /// Collective: `bytes` of symmetric memory on every rank, zeroed; bytes must agree.
+  /// @param bytes  1 .. 2^46; sparse on the CPU device
+  /// @throws Error(mismatch) naming both sizes; Error(unsupported) when a peer's path cannot use such memory; Error(out_of_memory)
+  Window allocate(std::uint64_t bytes, Memory memory = Memory::device);
+
+  /// Collective: makes memory that somebody else allocated a window. On a GPU: cudaMalloc or VMM
+  /// memory; on the CPU device: a shared mapping whose descriptor is known (MARROW memory or memfd).
+  Window register_window(void* pointer, std::uint64_t bytes);
+
+  /// Not collective: source of puts and target of gets for this rank.
+  LocalBuffer register_local(void* pointer, std::uint64_t bytes);
+
+  /// Collective: queues and signals for kernels. Requirements must agree.
+  DeviceCommunicatorOwner device_communicator(Requirements requirements = {});
+
+  /// Throws what went wrong asynchronously, with the peer's rank, until it is handled; else returns.
+  void check();
+
+  /// Aborts: our and all survivors' waits return Status::aborted; their check() has the sentence.
+  void revoke(const std::string& why = {});
+
+  /// Collective of the survivors: they agree who failed. Afterwards operations to a failed rank and
+  /// waits that name one return peer_failed at once, all others work on.
+  /// @return one bool a rank, true: failed; the same on every survivor
+  std::vector<bool> agree_failures(std::chrono::milliseconds deadline = std::chrono::seconds(30));
+
+  /// Collective, host side: all ranks have arrived.
+  void barrier();
+  /// Collective, host side: every rank's bytes, by rank.
+  std::vector<std::vector<std::byte>> allgather(const void* data, std::size_t bytes);
+
+  std::vector<PeerInfo> peers() const;
+  PeerStatistics statistics(int peer) const;
+
+  /// Waits until the place's work is finished: the stream on a GPU, nothing on the CPU device.
+  void synchronize();
+
+  /// Host-initiated forms, in stream order (on the CPU device: at once).
+  void put_on_stream(int peer, const Window& window, std::uint64_t offset, const void* source, std::uint64_t bytes);
+  void signal_on_stream(const DeviceCommunicatorOwner& device, int peer, int signal, std::uint64_t n = 1);
+  void wait_on_stream(const DeviceCommunicatorOwner& device, int signal, std::uint64_t at_least);
+
+  /// Collective: all ranks stop, everything is freed. With failed peers: the survivors only.
+  void close();
+
+ private:
+  std::shared_ptr<core::CommunicatorState> state_;
+};
+
+/// Library version, e.g. "0.1.0".
+MARROW_API const char* version();
+
+}  // namespace marrow
