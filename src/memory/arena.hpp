@@ -37,6 +37,22 @@ class Arena {
   /// threads. The descriptor is duplicated as needed.
   virtual Block map(int fd, std::uint64_t bytes, Memory kind, std::uint64_t fd_offset = 0) = 0;
 
+  /// What a peer process gets of one of our blocks (allocated or adopted): give it to its map_record,
+  /// with block.fd when has_fd is set.
+  /// @throws Error(unsupported) when the memory cannot be shared with another process
+  virtual ExportRecord export_record(const Block& block) {
+    ExportRecord record;
+    record.bytes = block.bytes;
+    record.fd_offset = block.fd_offset;
+    record.kind = block.kind;
+    record.has_fd = block.fd >= 0;
+    return record;
+  }
+  /// @param fd  descriptor that came with the record; -1 when it has none. Duplicated as needed
+  virtual Block map_record(const ExportRecord& record, int fd) {
+    return map(fd, record.bytes, record.kind, record.fd_offset);
+  }
+
   /// Makes another thread rank's block usable by our kernels: same address on the CPU; on a GPU
   /// peer access is enabled (the address stays).
   virtual Block alias(const Block& block, const Place& owner) = 0;

@@ -21,4 +21,17 @@ struct Block {
   std::uint64_t fd_offset = 0;
 };
 
+/// What another process needs to map a block, beside its descriptor (if it has one). Sent as bytes.
+struct ExportRecord {
+  std::uint64_t bytes = 0;
+  std::uint64_t fd_offset = 0;
+  std::uint64_t ipc_offset = 0;  ///< of the block in the allocation that `ipc` names
+  Memory kind = Memory::host;
+  std::uint8_t has_fd = 0;       ///< 1: send block.fd along
+  std::uint8_t has_ipc = 0;      ///< 1: `ipc` is a CUDA legacy IPC handle (memory from cudaMalloc)
+  std::uint8_t reserved[5] = {};
+  std::uint8_t ipc[64] = {};
+};
+static_assert(sizeof(ExportRecord) == 96);
+
 }  // namespace marrow::memory
