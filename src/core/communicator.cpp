@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// Set-up, liveness and tear-down of a communicator.
+#include <algorithm>
+#include <exception>
+
+#include "base/log.hpp"
+#include "base/text.hpp"
+#include "core/device_state.hpp"
+#include "core/state.hpp"
+#include "core/window.hpp"
+
+namespace marrow::core {
+
+CommunicatorState::CommunicatorState(const UniqueId& id, int nranks, int rank, Config config)
+    : config_(std::move(config)) {
+  for (const auto& [name, value] : config_.parameters) parameters_.set(name, value);
+  if (nranks > kMaxRanks) {
+    throw Error(Code::invalid_argument, base::cat(nranks, " ranks"), base::cat("use 1 to ", kMaxRanks));
+  }
+  bootstrap::Options options;
+  options.parameters = parameters_;
+  bootstrap_ = std::make_unique<bootstrap::Bootstrap>(id, nranks, rank, options);
+  masked_.assign(nranks, false);
+  slow_periods_.assign(nranks, 0);
+  together("reserving control memory", [&] {
+    arena_ = memory::Arena::create(config_.place);
+    control_ = arena_->allocate(sizeof(ControlBlock), Memory::host);
+  });
+  faults_ = std::make_unique<FaultBoard>(reinterpret_cast<ControlBlock*>(control_.host), rank, nranks);
+  watch();
+  choose_paths();
+  MARROW_INFO(init, "rank ", rank, " of ", nranks, " ready, atomic path ", name(plan_.atomic), ", lsa team of ",
+              plan_.lsa_size[rank]);
+}
+
+CommunicatorState::~CommunicatorState() {
+  try {
+    close();
+  } catch (const std::exception& error) {
+    MARROW_WARN(core, "closing a communicator: ", error.what());
+  }
+}
+
+void CommunicatorState::watch() {
+  bootstrap_->on_change([this](int peer, bootstrap::PeerState state, const std::string& sentence) {
+    if (state == bootstrap::PeerState::failed) {
+      faults_->peer_failed(peer, sentence);
+    } else if (state == bootstrap::PeerState::slow) {
+      std::lock_guard lock(mutex_);
+      ++slow_periods_[peer];
+    }
+  });
+  bootstrap_->on_revoke([this](int by, const std::string& sentence) {
+    faults_->aborted(base::cat("by rank ", by, ": ", sentence.empty() ? "no reason given" : sentence));
+  });
+}
+
+void CommunicatorState::together(const char* what, const std::function<void()>& step) {
+  std::exception_ptr own;
+  std::string text;  // empty: it went well; else code byte + sentence
+  try {
+    step();
+  } catch (const Error& error) {
+    own = std::current_exception();
+    text = static_cast<char>(error.code()) + error.sentence();
+  } catch (const std::exception& error) {
+    own = std::current_exception();
+    text = static_cast<char>(Code::internal) + std::string(error.what());
+  }
+  const auto all = bootstrap_->allgather(std::as_bytes(std::span(text.data(), text.size())));
+  if (own) std::rethrow_exception(own);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r].empty()) continue;
+    const auto code = static_cast<Code>(all[r][0]);
+    const std::string sentence(reinterpret_cast<const char*>(all[r].data()) + 1, all[r].size() - 1);
+    throw Error(code, base::cat(what, " failed on rank ", r, ": ", sentence), "see that rank's error for the next step");
+  }
+}
+
+void CommunicatorState::same_on_all(const char* what, std::uint64_t value) {
+  const std::vector<std::uint64_t> values = allgather(value);
+  for (int r = 0; r < nranks(); ++r) {
+    if (masked_[r] || values[r] == value) continue;
+    // The same pair on every rank: the first that differs from the first live one.
+    int first = 0;
+    while (masked_[first]) ++first;
+    int other = first;
+    while (masked_[other] || values[other] == values[first]) ++other;
+    throw Error(Code::mismatch,
+                base::cat(what, " differs: rank ", first, " gave ", values[first], ", rank ", other, " gave ",
+                          values[other]),
+                "every rank must make this call with the same value");
+  }
+}
+
+void CommunicatorState::choose_paths() {
+  const std::vector<Wish> wishes = [&] {
+    std::vector<Wish> parsed;
+    together("reading MARROW_PATH",
+             [&] { parsed = parse_wishes(base::parameter_string("MARROW_PATH", parameters_), nranks()); });
+    return parsed;
+  }();
+  wishes_ = wishes;
+  RankFacts mine;
+  mine.host = bootstrap_->host_id(rank());
+  mine.on_gpu = config_.place.on_gpu();
+  mine.device = config_.place.device;
+  mine.lsa_limit = base::parameter_int("MARROW_LSA_SIZE", parameters_);
+  facts_ = allgather(mine);
+  for (int r = 0; r < nranks(); ++r) {
+    if (facts_[r].on_gpu != mine.on_gpu) {
+      throw Error(Code::mismatch,
+                  base::cat("rank ", rank(), " runs on a ", mine.on_gpu ? "GPU" : "CPU", ", rank ", r, " on the other kind"),
+                  "give every rank the same kind of Config::place");
+    }
+  }
+  open_transports(wishes, facts_);
+  std::vector<std::vector<Wish>> all_wishes(nranks());
+  const auto rows = bootstrap_->allgather(std::as_bytes(std::span(wishes)));
+  for (int r = 0; r < nranks(); ++r) {
+    all_wishes[r].resize(nranks());
+    std::memcpy(all_wishes[r].data(), rows[r].data(), rows[r].size());
+  }
+  plan_ = plan_paths(facts_, all_wishes, {});
+}
+
+void CommunicatorState::open_transports(const std::vector<Wish>&, std::vector<RankFacts>&) {}
+
+std::shared_ptr<DeviceState> CommunicatorState::device_communicator(const Requirements& requirements) {
+  auto device = std::make_shared<DeviceState>(shared_from_this(), requirements);
+  std::lock_guard lock(mutex_);
+  devices_.push_back(device);
+  return device;
+}
+
+void CommunicatorState::forget(DeviceState* device) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(devices_, [&](const auto& kept) { return kept.get() == device; });
+}
+
+void CommunicatorState::check() { faults_->throw_if_any(); }
+
+void CommunicatorState::revoke(const std::string& why) {
+  faults_->aborted(base::cat("by rank ", rank(), ": ", why.empty() ? "no reason given" : why));
+  bootstrap_->revoke(why);
+}
+
+std::vector<bool> CommunicatorState::agree_failures(std::chrono::milliseconds deadline) {
+  const std::vector<bool> failed = bootstrap_->agree_failures(base::Deadline::after(deadline));
+  std::vector<std::shared_ptr<DeviceState>> devices;
+  {
+    std::lock_guard lock(mutex_);
+    masked_ = failed;
+    devices = devices_;
+  }
+  for (const auto& device : devices) device->mask(failed);
+  faults_->agreed(failed);
+  return failed;
+}
+
+std::vector<PeerInfo> CommunicatorState::peers() const {
+  std::vector<PeerInfo> result;
+  const int me = bootstrap_->rank();
+  for (int r = 0; r < bootstrap_->nranks(); ++r) {
+    PeerInfo info;
+    info.rank = r;
+    info.path = plan_.path[me][r];
+    info.same_host = bootstrap_->same_host(r);
+    info.same_process = bootstrap_->same_process(r);
+    info.emulated = !config_.place.on_gpu() || (info.path == Path::gda && facts_[me].gda_emulated);
+    info.transport = info.path == Path::lsa ? "load/store" : name(info.path);
+    info.rejected = rejections(plan_, facts_, wishes_, me, r, gda_reason_);
+    result.push_back(std::move(info));
+  }
+  return result;
+}
+
+PeerStatistics CommunicatorState::statistics(int peer) const {
+  if (peer < 0 || peer >= bootstrap_->nranks()) {
+    throw Error(Code::invalid_argument, base::cat("statistics of rank ", peer),
+                base::cat("ranks are 0 to ", bootstrap_->nranks() - 1));
+  }
+  PeerStatistics result;
+  result.slow = bootstrap_->state(peer) == bootstrap::PeerState::slow;
+  result.failed = bootstrap_->state(peer) == bootstrap::PeerState::failed;
+  std::lock_guard lock(mutex_);
+  result.slow_periods = slow_periods_[peer];
+  return result;
+}
+
+void CommunicatorState::synchronize() {}
+
+void CommunicatorState::close() {
+  if (closed_ || !bootstrap_) return;
+  closed_ = true;
+  std::exception_ptr failure;
+  try {
+    // Every rank's kernels are done with everybody's memory. The survivors' barrier: a dead peer
+    // cannot come, and is no reason to keep resources.
+    if (!bootstrap_->revoked()) bootstrap_->barrier();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  std::vector<std::shared_ptr<DeviceState>> devices;
+  std::vector<std::shared_ptr<WindowState>> windows;
+  {
+    std::lock_guard lock(mutex_);
+    devices.swap(devices_);
+    windows.swap(windows_);
+  }
+  for (const auto& device : devices) device->release();
+  for (const auto& window : windows) window->release();
+  try {
+    bootstrap_->close();
+  } catch (...) {
+    if (!failure) failure = std::current_exception();
+  }
+  if (failure) {
+    try {
+      std::rethrow_exception(failure);
+    } catch (const Error& error) {
+      // Peers that died were reported by check() and waits; closing after them is the normal end.
+      if (error.code() != Code::peer_failed && error.code() != Code::aborted) throw;
+    }
+  }
+}
+
+}  // namespace marrow::core

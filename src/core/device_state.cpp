@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/device_state.hpp"
+
+#include <algorithm>
+
+#include "base/text.hpp"
+
+namespace marrow::core {
+namespace {
+
+void check_range(const char* what, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value >= low && value <= high) return;
+  throw Error(Code::invalid_argument, base::cat("Requirements::", what, " = ", value),
+              base::cat("use ", low, " to ", high));
+}
+
+void validate(const Requirements& r) {
+  check_range("contexts", r.contexts, 1, 64);
+  check_range("signals", r.signals, 0, 65536);
+  check_range("counters", r.counters, 0, 65536);
+  check_range("barriers", r.barriers, 0, 1024);
+  check_range("packets", r.packets, 0, 1 << 20);
+}
+
+}  // namespace
+
+DeviceState::DeviceState(std::shared_ptr<CommunicatorState> comm, const Requirements& requirements)
+    : comm_(comm), requirements_(requirements) {
+  comm->together("checking requirements", [&] { validate(requirements); });
+  comm->same_on_all("Requirements::contexts", requirements.contexts);
+  comm->same_on_all("Requirements::signals", requirements.signals);
+  comm->same_on_all("Requirements::counters", requirements.counters);
+  comm->same_on_all("Requirements::barriers", requirements.barriers);
+  comm->same_on_all("Requirements::packets", requirements.packets);
+
+  arena_ = memory::Arena::create(comm->place());
+  const PathPlan& plan = comm->plan();
+  const int rank = comm->rank();
+  DeviceCommunicator& h = handle_;
+  h.abi = kAbiVersion;
+  h.bytes = sizeof(DeviceCommunicator);
+  h.rank = rank;
+  h.nranks = comm->nranks();
+  h.lsa_first = plan.lsa_first[rank];
+  h.lsa_rank = rank - plan.lsa_first[rank];
+  h.lsa_size = plan.lsa_size[rank];
+  h.contexts = requirements.contexts;
+  h.signals = requirements.signals;
+  h.counters = requirements.counters;
+  h.barriers = requirements.barriers;
+  h.packets = requirements.packets;
+  h.signal_words = requirements.signals + requirements.barriers * comm->nranks();
+  h.atomic_path = plan.atomic;
+  h.feeds = plan.feeds(rank);
+  h.connected = plan.connected();
+  h.sharing = requirements.sharing;
+  h.wait_ns = static_cast<std::uint64_t>(
+                  base::parameter_duration("MARROW_WAIT_TIMEOUT", comm->parameters()).count()) * 1000000;
+  h.control = comm->control_device();
+
+  std::vector<std::uint8_t> paths(comm->nranks());
+  for (int r = 0; r < comm->nranks(); ++r) paths[r] = static_cast<std::uint8_t>(plan.path[rank][r]);
+  path_table_ = arena_->upload(std::span<const std::uint8_t>(paths));
+  h.path = path_table_;
+  h.signal_base = private_words(h.signal_words);
+  h.signal_shadow = private_words(h.signal_words);
+  h.counter_base = private_words(h.counters);
+  make_sync_memory(*comm);
+  make_counters(*comm);
+  comm->bootstrap().barrier();  // every rank's sync memory is mapped before anybody signals
+  open_ = true;
+}
+
+DeviceState::~DeviceState() { release(); }
+
+/// Zeroed words that only our kernels touch.
+std::uint64_t* DeviceState::private_words(std::uint64_t count) {
+  return reinterpret_cast<std::uint64_t*>(arena_->allocate(std::max<std::uint64_t>(count, 1) * 8, Memory::device).device);
+}
+
+void DeviceState::make_sync_memory(CommunicatorState& comm) {
+  const std::uint64_t bytes =
+      (static_cast<std::uint64_t>(handle_.signal_words) * 8 + 15) / 16 * 16 + static_cast<std::uint64_t>(handle_.packets) * 16;
+  for (int p = 0; p < kPaths; ++p) {
+    const Path path = static_cast<Path>(p);
+    if (!comm.uses(path)) continue;
+    // Who adds decides where the word is: SMs by NVLink: device memory. A CPU thread: host memory.
+    const Memory kind = path == Path::lsa ? Memory::device : Memory::host;
+    memory::Block block;
+    comm.together("allocating sync memory", [&] { block = arena_->allocate(std::max<std::uint64_t>(bytes, 16), kind); });
+    sync_[p] = std::make_unique<SymmetricBlock>(comm, *arena_, block, comm.next_symmetric_id(), bit(path));
+    handle_.sync[p] = sync_[p]->handle();
+    handle_.sync[p].atomic_path = path;
+  }
+}
+
+void DeviceState::make_counters(CommunicatorState& comm) {
+  for (int p = 0; p < kPaths; ++p) {
+    if (!comm.uses(static_cast<Path>(p)) && p != 0) continue;
+    counters_[p] = arena_->allocate(static_cast<std::uint64_t>(std::max(handle_.counters, 1)) * 8,
+                                    p == 0 ? Memory::device : Memory::host);
+    handle_.counter[p] = reinterpret_cast<std::uint64_t*>(counters_[p].device);
+  }
+  handle_.connected |= bit(Path::lsa);  // local completions of the lsa path need no connection
+}
+
+const DeviceCommunicator& DeviceState::handle() const {
+  if (!open_) {
+    throw Error(Code::invalid_argument, "the device communicator is closed",
+                "keep it and its Communicator open while kernels use it");
+  }
+  return handle_;
+}
+
+void DeviceState::close() {
+  const auto comm = comm_.lock();
+  if (!comm || !open_) return;
+  comm->bootstrap().barrier();
+  comm->forget(this);
+  release();
+}
+
+void DeviceState::release() {
+  if (!open_) return;
+  open_ = false;
+  for (auto& block : sync_) block.reset();
+  arena_.reset();
+}
+
+void DeviceState::mask(const std::vector<bool>& failed) {
+  if (!open_) return;
+  for (std::size_t r = 0; r < failed.size(); ++r) {
+    if (failed[r]) arena_->update(path_table_, r, &kPathFailed, 1);
+  }
+}
+
+}  // namespace marrow::core

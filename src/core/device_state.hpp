@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stands behind DeviceCommunicatorOwner: sync memory, counters and queues of one device communicator.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "core/symmetric_block.hpp"
+
+namespace marrow::core {
+
+class DeviceState {
+ public:
+  /// Collective.
+  DeviceState(std::shared_ptr<CommunicatorState> comm, const Requirements& requirements);
+  ~DeviceState();
+
+  const DeviceCommunicator& handle() const;
+  /// Collective: frees now, on every rank.
+  void close();
+  /// Local: frees; the communicator has seen to it that nobody uses it.
+  void release();
+  /// The survivors agreed that these ranks failed: operations to them return peer_failed at once.
+  void mask(const std::vector<bool>& failed);
+
+ private:
+  void make_sync_memory(CommunicatorState& comm);
+  void make_counters(CommunicatorState& comm);
+  std::uint64_t* private_words(std::uint64_t count);
+
+  std::weak_ptr<CommunicatorState> comm_;
+  Requirements requirements_;
+  std::unique_ptr<memory::Arena> arena_;
+  DeviceCommunicator handle_;
+  std::uint8_t* path_table_ = nullptr;
+  std::array<std::unique_ptr<SymmetricBlock>, kPaths> sync_;
+  std::array<memory::Block, kPaths> counters_;
+  bool open_ = false;
+};
+
+}  // namespace marrow::core

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/fault_board.hpp"
+
+#include <algorithm>
+#include <atomic>
+
+#include "base/log.hpp"
+#include "base/text.hpp"
+
+namespace marrow::core {
+namespace {
+
+std::atomic_ref<std::uint64_t> word(std::uint64_t& w) { return std::atomic_ref<std::uint64_t>(w); }
+
+const char* meaning(std::uint32_t what) {
+  switch (static_cast<CheckedWhat>(what)) {
+    case CheckedWhat::peer: return "peer is out of range";
+    case CheckedWhat::signal: return "signal number is out of range";
+    case CheckedWhat::counter: return "counter number is out of range";
+    case CheckedWhat::context: return "context number is out of range";
+    case CheckedWhat::packet: return "packet slot is out of range";
+    case CheckedWhat::barrier: return "barrier slot is out of range";
+    case CheckedWhat::bounds_destination: return "range ends past the window";
+    case CheckedWhat::bounds_source: return "range ends past the source or target region";
+    case CheckedWhat::alignment: return "offset is not aligned";
+    case CheckedWhat::size: return "size is out of range";
+    case CheckedWhat::path: return "peer is on a path this Gin<...> has not compiled in";
+    case CheckedWhat::abi: return "window or buffer has another ABI number";
+    case CheckedWhat::window: return "window does not belong to this communicator";
+  }
+  return "precondition violated";
+}
+
+}  // namespace
+
+FaultBoard::FaultBoard(ControlBlock* control, int rank, int nranks)
+    : control_(control), rank_(rank), failed_(nranks), masked_(nranks) {}
+
+void FaultBoard::set_bits(std::uint64_t bits) {
+  // Release: publishes failed[] to the kernel that sees the bit; meets load_relaxed in
+  // control_status, whose failed[] words are themselves atomic.
+  word(control_->state).fetch_or(bits, std::memory_order_release);
+}
+
+void FaultBoard::peer_failed(int peer, const std::string& sentence) {
+  std::lock_guard lock(mutex_);
+  if (peer < 0 || peer >= static_cast<int>(failed_.size()) || failed_[peer] || masked_[peer]) return;
+  failed_[peer] = true;
+  if (!failure_) {
+    failure_.emplace(Code::peer_failed, base::cat("rank ", peer, " failed, seen by rank ", rank_, ": ", sentence),
+                     "call agree_failures() on every survivor to go on without it, or revoke() and end the job");
+  }
+  MARROW_WARN(core, "rank ", peer, " failed: ", sentence);
+  set_bits(kControlPeerFailed);
+}
+
+void FaultBoard::aborted(const std::string& sentence) {
+  std::lock_guard lock(mutex_);
+  if (!abort_) {
+    abort_.emplace(Code::aborted, base::cat("the communicator was revoked: ", sentence),
+                   "close it and make a new one");
+  }
+  set_bits(kControlAborted);
+}
+
+void FaultBoard::network_error(const Error& error) {
+  std::lock_guard lock(mutex_);
+  if (network_) return;
+  network_ = error;
+  MARROW_WARN(core, error.what());
+}
+
+void FaultBoard::agreed(const std::vector<bool>& failed) {
+  std::lock_guard lock(mutex_);
+  bool open = false;
+  for (std::size_t r = 0; r < failed.size(); ++r) {
+    if (failed[r]) {
+      masked_[r] = true;
+      failed_[r] = false;
+      word(control_->failed[r / 64]).fetch_or(std::uint64_t{1} << (r % 64), std::memory_order_relaxed);
+    }
+    open = open || failed_[r];
+  }
+  if (std::find(masked_.begin(), masked_.end(), true) != masked_.end()) set_bits(kControlMasked);
+  if (!open) {
+    failure_.reset();
+    network_.reset();
+    word(control_->state).fetch_and(~std::uint64_t{kControlPeerFailed}, std::memory_order_release);
+  }
+}
+
+void FaultBoard::throw_checked_report() const {
+  const std::uint64_t count = word(control_->reports).load(std::memory_order_acquire);
+  if (count == 0) return;
+  const std::uint64_t kept = std::min<std::uint64_t>(count, kCheckedReports);
+  for (std::uint64_t i = 0; i < kept; ++i) {
+    CheckedReport& report = control_->report[i];
+    // Meets the publish of `line` in detail::violation: the report's other words are whole.
+    const std::uint32_t line = std::atomic_ref<std::uint32_t>(report.line).load(std::memory_order_acquire);
+    if (line == 0) continue;
+    throw Error(Code::invalid_argument,
+                base::cat(report.file, ":", line, ": ", report.operation, " on rank ", rank_, ": ", meaning(report.what),
+                          ": value ", static_cast<std::int64_t>(report.value), ", limit ", report.limit, " (block ",
+                          report.block, ", thread ", report.thread, "; ", count, " violations in all)"),
+                "correct the call; the operation did nothing and returned Status::invalid");
+  }
+}
+
+void FaultBoard::throw_if_any() const {
+  std::lock_guard lock(mutex_);
+  if (const std::uint64_t seen = word(control_->foreign_abi).load(std::memory_order_relaxed)) {
+    throw Error(Code::version,
+                base::cat("a kernel of rank ", rank_, " was built against ABI ", seen, ", this library has ABI ",
+                          kAbiVersion, " (or the handle it was given was not made by this library)"),
+                "rebuild the kernel with this library's headers");
+  }
+  throw_checked_report();
+  if (abort_) throw *abort_;
+  if (failure_) throw *failure_;
+  if (network_) throw *network_;
+}
+
+}  // namespace marrow::core

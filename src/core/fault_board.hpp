@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// What went wrong asynchronously, on both sides: the control words that waiting kernels look at, and
+// the sentences that Communicator::check() throws.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "marrow/abi/device_communicator.h"
+#include "marrow/error.hpp"
+
+namespace marrow::core {
+
+class FaultBoard {
+ public:
+  /// @param control  zeroed words in memory that host and executor share; outlives the board
+  FaultBoard(ControlBlock* control, int rank, int nranks);
+
+  /// A peer's process or connection ended: every device wait returns peer_failed until agreed().
+  void peer_failed(int peer, const std::string& sentence);
+  /// The communicator was revoked: every device wait returns aborted.
+  void aborted(const std::string& sentence);
+  /// A queue or a network reported an error; kept for check(), first one first.
+  void network_error(const Error& error);
+  /// The survivors agreed on who failed: waits work again, except those that name a failed rank.
+  void agreed(const std::vector<bool>& failed);
+
+  /// Throws the first thing that went wrong and has not been handled.
+  void throw_if_any() const;
+
+ private:
+  void set_bits(std::uint64_t bits);
+  void throw_checked_report() const;
+
+  ControlBlock* control_;
+  int rank_;
+  mutable std::mutex mutex_;
+  std::vector<bool> failed_;  ///< seen, not yet agreed
+  std::vector<bool> masked_;  ///< agreed
+  std::optional<Error> failure_;
+  std::optional<Error> abort_;
+  std::optional<Error> network_;
+};
+
+}  // namespace marrow::core

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// One block of memory per rank under one handle: the common part of windows and of sync memory.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/state.hpp"
+
+namespace marrow::core {
+
+/// Which paths a block is made reachable by: bit per Path.
+using PathBits = std::uint8_t;
+constexpr PathBits bit(Path path) { return static_cast<PathBits>(1u << static_cast<int>(path)); }
+
+class SymmetricBlock {
+ public:
+  /// Collective. The block stays the caller's; the arena keeps tables and mappings.
+  /// @param id  the same on every rank; what proxy descriptors carry
+  SymmetricBlock(CommunicatorState& comm, memory::Arena& arena, const memory::Block& block, std::uint32_t id,
+                 PathBits paths);
+  /// Local: deregisters and unmaps. Nobody may use the block any more.
+  ~SymmetricBlock();
+  SymmetricBlock(const SymmetricBlock&) = delete;
+  SymmetricBlock& operator=(const SymmetricBlock&) = delete;
+
+  const WindowHandle& handle() const { return handle_; }
+  const memory::Block& block() const { return block_; }
+  /// The peer's part as an address of ours; empty when not load/store reachable.
+  const memory::Block& peer(int rank) const { return peers_[rank]; }
+
+ private:
+  void map_peers();
+  void register_gda();
+  void register_proxy();
+
+  CommunicatorState& comm_;
+  memory::Arena& arena_;
+  memory::Block block_;
+  PathBits paths_;
+  WindowHandle handle_;
+  std::vector<memory::Block> peers_;
+  struct GdaRegistration;
+  std::unique_ptr<GdaRegistration> gda_;
+  bool proxy_registered_ = false;
+};
+
+}  // namespace marrow::core

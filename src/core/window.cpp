@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/window.hpp"
+
+#include "base/text.hpp"
+
+namespace marrow::core {
+
+WindowState::WindowState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block, bool owned)
+    : comm_(comm), block_(block), owned_(owned) {
+  // Load/store pointers are made for the whole team whatever the paths are: Lsa::pointer needs them.
+  symmetric_ = std::make_unique<SymmetricBlock>(*comm, comm->arena(), block_, comm->next_symmetric_id(),
+                                                static_cast<PathBits>(comm->plan().connected() | bit(Path::lsa)));
+}
+
+void WindowState::close() {
+  const auto comm = comm_.lock();
+  if (!comm || !symmetric_) return;
+  comm->bootstrap().barrier();  // nobody uses it any more
+  comm->forget(this);
+  release();
+}
+
+void WindowState::release() {
+  const auto comm = comm_.lock();
+  if (!symmetric_) return;
+  symmetric_.reset();
+  if (owned_ && comm) comm->arena().release(block_);
+}
+
+const SymmetricBlock& WindowState::symmetric() const {
+  if (!symmetric_) {
+    throw Error(Code::invalid_argument, "the window is closed", "keep the Window and its Communicator open while kernels use it");
+  }
+  return *symmetric_;
+}
+
+std::shared_ptr<WindowState> CommunicatorState::keep(std::shared_ptr<WindowState> window) {
+  std::lock_guard lock(mutex_);
+  windows_.push_back(window);
+  return window;
+}
+
+void CommunicatorState::forget(WindowState* window) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(windows_, [&](const auto& kept) { return kept.get() == window; });
+}
+
+std::shared_ptr<WindowState> CommunicatorState::allocate(std::uint64_t bytes, Memory kind) {
+  same_on_all("window size in bytes", bytes);
+  same_on_all("window memory kind (0 device, 1 host)", static_cast<std::uint64_t>(kind));
+  if (bytes == 0 || bytes > std::uint64_t{1} << 46) {
+    throw Error(Code::invalid_argument, base::cat("a window of ", bytes, " bytes"), "ask for 1 to 2^46 bytes");
+  }
+  memory::Block block;
+  together("allocating a window", [&] { block = arena_->allocate(bytes, kind); });
+  return keep(std::make_shared<WindowState>(shared_from_this(), block, true));
+}
+
+std::shared_ptr<WindowState> CommunicatorState::register_window(void* pointer, std::uint64_t bytes) {
+  same_on_all("window size in bytes", bytes);
+  memory::Block block;
+  together("registering a window", [&] {
+    if (!pointer || bytes == 0) {
+      throw Error(Code::invalid_argument, base::cat("register_window(", pointer, ", ", bytes, ")"),
+                  "give memory of at least one byte");
+    }
+    block = arena_->adopt(pointer, bytes);
+  });
+  return keep(std::make_shared<WindowState>(shared_from_this(), block, false));
+}
+
+struct LocalBufferState::Registrations {};
+
+LocalBufferState::LocalBufferState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block,
+                                   std::uint32_t id)
+    : comm_(std::move(comm)) {
+  handle_.abi = kAbiVersion;
+  handle_.id = id;
+  handle_.bytes = block.bytes;
+  handle_.local = block.device;
+  handle_.host_memory = block.kind == Memory::host;
+}
+
+LocalBufferState::~LocalBufferState() = default;
+
+std::uint32_t CommunicatorState::next_local_id() {
+  std::lock_guard lock(mutex_);
+  return next_local_++;
+}
+
+std::shared_ptr<LocalBufferState> CommunicatorState::register_local(void* pointer, std::uint64_t bytes) {
+  if (!pointer || bytes == 0) {
+    throw Error(Code::invalid_argument, base::cat("register_local(", pointer, ", ", bytes, ")"),
+                "give memory of at least one byte");
+  }
+  return std::make_shared<LocalBufferState>(shared_from_this(), arena_->adopt(pointer, bytes), next_local_id());
+}
+
+}  // namespace marrow::core

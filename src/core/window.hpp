@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stands behind Window and LocalBuffer.
+#pragma once
+
+#include <memory>
+
+#include "core/symmetric_block.hpp"
+
+namespace marrow::core {
+
+class WindowState {
+ public:
+  /// Collective. @param owned  the arena allocated the block and frees it
+  WindowState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block, bool owned);
+  ~WindowState() { release(); }
+
+  /// Collective: frees now, on every rank.
+  void close();
+  /// Local: frees; the communicator has seen to it that nobody uses it.
+  void release();
+  const SymmetricBlock& symmetric() const;
+
+ private:
+  std::weak_ptr<CommunicatorState> comm_;
+  memory::Block block_;
+  bool owned_;
+  std::unique_ptr<SymmetricBlock> symmetric_;
+};
+
+class LocalBufferState {
+ public:
+  LocalBufferState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block, std::uint32_t id);
+  ~LocalBufferState();
+  const LocalBufferHandle& handle() const { return handle_; }
+
+ private:
+  std::shared_ptr<CommunicatorState> comm_;
+  LocalBufferHandle handle_;
+  struct Registrations;
+  std::unique_ptr<Registrations> registrations_;
+};
+
+}  // namespace marrow::core

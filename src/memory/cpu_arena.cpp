@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arena of the CPU device: every block is a shared memfd mapping, so another process can map it by
+// descriptor; "device" memory is host memory. Memory nobody touched costs nothing, so windows larger
+// than the machine work (offsets past 4 GiB are tested that way).
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+
+#include <atomic>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "base/fd.hpp"
+#include "base/mapping.hpp"
+#include "base/memfd.hpp"
+#include "base/text.hpp"
+#include "memory/arena.hpp"
+#include "memory/cpu_arena.hpp"
+
+namespace marrow::memory {
+namespace {
+
+/// Where an address of this process is backed, from /proc/self/maps.
+struct Backing {
+  dev_t device;
+  ino_t inode;
+  std::uint64_t begin, end, offset;
+  bool shared;
+};
+
+std::optional<Backing> backing_of(std::uintptr_t address) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long begin = 0, end = 0, offset = 0, inode = 0;
+    unsigned major = 0, minor = 0;
+    char access[5] = {};
+    if (std::sscanf(line.c_str(), "%lx-%lx %4s %lx %x:%x %lu", &begin, &end, access, &offset, &major, &minor,
+                    &inode) != 7) {
+      continue;
+    }
+    if (address < begin || address >= end) continue;
+    return Backing{makedev(major, minor), inode, begin, end, offset, access[3] == 's'};
+  }
+  return std::nullopt;
+}
+
+/// A descriptor of this process for that file, duplicated; invalid when none is open.
+base::Fd open_descriptor_of(const Backing& backing) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    struct stat status {};
+    if (fstat(fd, &status) == 0 && status.st_ino == backing.inode && status.st_dev == backing.device) {
+      return base::Fd::dup_of(fd);
+    }
+  }
+  return {};
+}
+
+class CpuArena final : public Arena {
+ public:
+  Block allocate(std::uint64_t bytes, Memory) override {
+    base::Fd fd = base::memfd("marrow", bytes);
+    return keep(std::move(fd), bytes, 0);
+  }
+
+  void release(const Block& block) override {
+    std::lock_guard lock(mutex_);
+    owned_.erase(block.host);
+  }
+
+  Block map(int fd, std::uint64_t bytes, Memory, std::uint64_t fd_offset) override {
+    return keep(base::Fd::dup_of(fd), bytes, fd_offset);
+  }
+
+  Block alias(const Block& block, const Place&) override { return block; }
+
+  Block adopt(void* pointer, std::uint64_t bytes) override {
+    Block block;
+    block.device = block.host = static_cast<std::byte*>(pointer);
+    block.bytes = bytes;
+    block.kind = Memory::host;
+    const auto address = reinterpret_cast<std::uintptr_t>(pointer);
+    if (const auto backing = backing_of(address);
+        backing && backing->shared && backing->inode != 0 && address + bytes <= backing->end) {
+      if (base::Fd fd = open_descriptor_of(*backing)) {
+        block.fd = fd.get();
+        block.fd_offset = address - backing->begin + backing->offset;
+        std::lock_guard lock(mutex_);
+        adopted_.push_back(std::move(fd));
+      }
+    }
+    return block;
+  }
+
+  void* upload(const void* data, std::size_t bytes) override {
+    auto table = std::make_unique<Chunk[]>((bytes + sizeof(Chunk) - 1) / sizeof(Chunk) + 1);
+    std::memcpy(table.get(), data, bytes);
+    std::lock_guard lock(mutex_);
+    tables_.push_back(std::move(table));
+    return tables_.back().get();
+  }
+
+  void update(void* table, std::size_t offset, const void* data, std::size_t bytes) override {
+    // Kernels read these tables with relaxed byte or word loads while we write.
+    auto* to = static_cast<unsigned char*>(table) + offset;
+    auto* from = static_cast<const unsigned char*>(data);
+    if (bytes == 8) {
+      std::uint64_t word;
+      std::memcpy(&word, from, 8);
+      std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(to)).store(word, std::memory_order_relaxed);
+      return;
+    }
+    for (std::size_t i = 0; i < bytes; ++i) {
+      std::atomic_ref<unsigned char>(to[i]).store(from[i], std::memory_order_relaxed);
+    }
+  }
+
+ private:
+  struct alignas(256) Chunk {
+    std::byte bytes[256];
+  };
+  struct Owned {
+    base::Fd fd;
+    base::Mapping mapping;
+  };
+
+  Block keep(base::Fd fd, std::uint64_t bytes, std::uint64_t offset) {
+    Owned owned;
+    owned.mapping = base::Mapping::of_fd(fd.get(), bytes, offset);
+    owned.fd = std::move(fd);
+    Block block;
+    block.device = block.host = owned.mapping.as<std::byte>();
+    block.bytes = bytes;
+    block.kind = Memory::host;
+    block.fd = owned.fd.get();
+    block.fd_offset = offset;
+    std::lock_guard lock(mutex_);
+    owned_.emplace(block.host, std::move(owned));
+    return block;
+  }
+
+  std::mutex mutex_;
+  std::map<std::byte*, Owned> owned_;
+  std::vector<base::Fd> adopted_;
+  std::vector<std::unique_ptr<Chunk[]>> tables_;
+};
+
+}  // namespace
+
+std::unique_ptr<Arena> create_cpu_arena() { return std::make_unique<CpuArena>(); }
+
+}  // namespace marrow::memory
