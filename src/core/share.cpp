@@ -7,15 +7,13 @@
 namespace marrow::core {
 namespace {
 
-/// A block as the others need to know it. Trivially copyable.
+/// A block as the others need to know it: a pointer for threads of our process, a record for other
+/// processes. Trivially copyable.
 struct BlockRecord {
   std::uint64_t device = 0;
   std::uint64_t host = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t fd_offset = 0;
+  memory::ExportRecord exported;
   Place place;
-  Memory kind = Memory::host;
-  std::uint8_t has_fd = 0;
 };
 
 }  // namespace
@@ -24,11 +22,8 @@ std::vector<memory::Block> CommunicatorState::share(memory::Arena& arena, const 
   BlockRecord record;
   record.device = reinterpret_cast<std::uint64_t>(mine.device);
   record.host = reinterpret_cast<std::uint64_t>(mine.host);
-  record.bytes = mine.bytes;
-  record.fd_offset = mine.fd_offset;
   record.place = place();
-  record.kind = mine.kind;
-  record.has_fd = mine.fd >= 0;
+  together("exporting memory to peers", [&] { record.exported = arena.export_record(mine); });
   const std::vector<BlockRecord> records = allgather(record);
   const std::vector<std::vector<base::Fd>> fds =
       bootstrap_->exchange_fds(mine.fd >= 0 ? std::span<const int>(&mine.fd, 1) : std::span<const int>());
@@ -44,14 +39,14 @@ std::vector<memory::Block> CommunicatorState::share(memory::Arena& arena, const 
         memory::Block theirs;
         theirs.device = reinterpret_cast<std::byte*>(other.device);
         theirs.host = reinterpret_cast<std::byte*>(other.host);
-        theirs.bytes = other.bytes;
-        theirs.kind = other.kind;
+        theirs.bytes = other.exported.bytes;
+        theirs.kind = other.exported.kind;
         blocks[r] = arena.alias(theirs, other.place);
-      } else if (other.has_fd && !fds[r].empty()) {
-        blocks[r] = arena.map(fds[r][0].get(), other.bytes, other.kind, other.fd_offset);
+      } else if (other.exported.has_ipc || (other.exported.has_fd && !fds[r].empty())) {
+        blocks[r] = arena.map_record(other.exported, fds[r].empty() ? -1 : fds[r][0].get());
       } else {
         throw Error(Code::unsupported,
-                    base::cat("rank ", r, "'s memory of ", other.bytes,
+                    base::cat("rank ", r, "'s memory of ", other.exported.bytes,
                               " bytes has no descriptor that rank ", rank(), " in another process could map"),
                     "use Communicator::allocate, or register memory that is a shared memfd mapping (CPU) or CUDA VMM "
                     "memory with a POSIX descriptor (GPU)");

@@ -3,6 +3,7 @@
 
 #include "memory/cpu_arena.hpp"
 #include "memory/cuda_arena.hpp"
+#include "memory/cuda_arena.hpp"
 
 namespace marrow::memory {
 

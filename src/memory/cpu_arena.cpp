@@ -2,64 +2,21 @@
 // Arena of the CPU device: every block is a shared memfd mapping, so another process can map it by
 // descriptor; "device" memory is host memory. Memory nobody touched costs nothing, so windows larger
 // than the machine work (offsets past 4 GiB are tested that way).
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
 
 #include <atomic>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "base/fd.hpp"
 #include "base/mapping.hpp"
 #include "base/memfd.hpp"
-#include "base/text.hpp"
 #include "memory/arena.hpp"
 #include "memory/cpu_arena.hpp"
+#include "memory/host_backing.hpp"
 
 namespace marrow::memory {
 namespace {
-
-/// Where an address of this process is backed, from /proc/self/maps.
-struct Backing {
-  dev_t device;
-  ino_t inode;
-  std::uint64_t begin, end, offset;
-  bool shared;
-};
-
-std::optional<Backing> backing_of(std::uintptr_t address) {
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    unsigned long begin = 0, end = 0, offset = 0, inode = 0;
-    unsigned major = 0, minor = 0;
-    char access[5] = {};
-    if (std::sscanf(line.c_str(), "%lx-%lx %4s %lx %x:%x %lu", &begin, &end, access, &offset, &major, &minor,
-                    &inode) != 7) {
-      continue;
-    }
-    if (address < begin || address >= end) continue;
-    return Backing{makedev(major, minor), inode, begin, end, offset, access[3] == 's'};
-  }
-  return std::nullopt;
-}
-
-/// A descriptor of this process for that file, duplicated; invalid when none is open.
-base::Fd open_descriptor_of(const Backing& backing) {
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
-    const int fd = std::atoi(entry.path().filename().c_str());
-    struct stat status {};
-    if (fstat(fd, &status) == 0 && status.st_ino == backing.inode && status.st_dev == backing.device) {
-      return base::Fd::dup_of(fd);
-    }
-  }
-  return {};
-}
 
 class CpuArena final : public Arena {
  public:
@@ -84,15 +41,12 @@ class CpuArena final : public Arena {
     block.device = block.host = static_cast<std::byte*>(pointer);
     block.bytes = bytes;
     block.kind = Memory::host;
-    const auto address = reinterpret_cast<std::uintptr_t>(pointer);
-    if (const auto backing = backing_of(address);
-        backing && backing->shared && backing->inode != 0 && address + bytes <= backing->end) {
-      if (base::Fd fd = open_descriptor_of(*backing)) {
-        block.fd = fd.get();
-        block.fd_offset = address - backing->begin + backing->offset;
-        std::lock_guard lock(mutex_);
-        adopted_.push_back(std::move(fd));
-      }
+    HostBacking backing = host_backing(pointer, bytes);
+    if (backing.fd) {
+      block.fd = backing.fd.get();
+      block.fd_offset = backing.offset;
+      std::lock_guard lock(mutex_);
+      adopted_.push_back(std::move(backing.fd));
     }
     return block;
   }
