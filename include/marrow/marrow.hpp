@@ -183,9 +183,15 @@ class MARROW_API Communicator {
   /// Waits until the place's work is finished: the stream on a GPU, nothing on the CPU device.
   void synchronize();
 
-  /// Host-initiated forms, in stream order (on the CPU device: at once).
-  void put_on_stream(int peer, const Window& window, std::uint64_t offset, const void* source, std::uint64_t bytes);
+  /// Host-initiated forms, in the order of the place's stream (on the CPU device: at once). They use
+  /// context 0 of the device communicator.
+  /// @throws Error(timeout | peer_failed | aborted | invalid_argument) on the CPU device; on a GPU,
+  ///         Error(unsupported) when the library was built without CUDA, and failures show in check()
+  void put_on_stream(const DeviceCommunicatorOwner& device, int peer, const Window& window, std::uint64_t offset,
+                     const LocalBuffer& source, std::uint64_t source_offset, std::uint64_t bytes);
+  /// Adds n to the peer's signal; strong.
   void signal_on_stream(const DeviceCommunicatorOwner& device, int peer, int signal, std::uint64_t n = 1);
+  /// What follows in the stream runs after our signal is at least `at_least`.
   void wait_on_stream(const DeviceCommunicatorOwner& device, int signal, std::uint64_t at_least);
 
   /// Collective: all ranks stop, everything is freed. With failed peers: the survivors only.

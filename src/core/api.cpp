@@ -4,6 +4,7 @@
 #include "bootstrap/environment.hpp"
 #include "core/device_state.hpp"
 #include "core/state.hpp"
+#include "core/stream.hpp"
 #include "core/window.hpp"
 
 #ifndef MARROW_VERSION
@@ -88,6 +89,17 @@ std::vector<std::vector<std::byte>> Communicator::allgather(const void* data, st
 std::vector<PeerInfo> Communicator::peers() const { return open(state_, "Communicator").peers(); }
 PeerStatistics Communicator::statistics(int peer) const { return open(state_, "Communicator").statistics(peer); }
 void Communicator::synchronize() { open(state_, "Communicator").synchronize(); }
+void Communicator::put_on_stream(const DeviceCommunicatorOwner& device, int peer, const Window& window,
+                                 std::uint64_t offset, const LocalBuffer& source, std::uint64_t source_offset,
+                                 std::uint64_t bytes) {
+  core::put_on_stream(place(), device.handle(), peer, window.handle(), offset, source.handle(), source_offset, bytes);
+}
+void Communicator::signal_on_stream(const DeviceCommunicatorOwner& device, int peer, int signal, std::uint64_t n) {
+  core::signal_on_stream(place(), device.handle(), peer, signal, n);
+}
+void Communicator::wait_on_stream(const DeviceCommunicatorOwner& device, int signal, std::uint64_t at_least) {
+  core::wait_on_stream(place(), device.handle(), signal, at_least);
+}
 void Communicator::close() {
   if (state_) state_->close();
 }

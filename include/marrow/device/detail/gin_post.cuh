@@ -135,7 +135,7 @@ MARROW_DEVICE Status Gin<kOnly...>::plan_options(const Index& at, Path path, det
                 "one action an operation: SignalAdd or SignalAt");
   *then_path = path;
   Status status = Status::ok;
-  const auto look = [&](const auto& option) {
+  [[maybe_unused]] const auto look = [&](const auto& option) {
     using Option = std::remove_cvref_t<decltype(option)>;
     if constexpr (std::is_same_v<Option, SignalAdd> || std::is_same_v<Option, SignalAt>) {
       status = plan(at, path, option, then, then_path);
