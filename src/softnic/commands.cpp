@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+// The firmware commands, read from the bytes that a real ConnectX would get. Whatever a field says is
+// checked against what exists; a refusal carries the PRM status and a sentence.
+#include <cstring>
+
+#include "base/text.hpp"
+#include "softnic/objects.hpp"
+
+namespace marrow::softnic {
+namespace {
+
+using namespace marrow::mlx5;
+using base::cat;
+
+[[noreturn]] void refuse(CommandStatus status, std::string sentence) {
+  throw Refused{status, std::move(sentence)};
+}
+void require(bool good, CommandStatus status, const char* sentence) {
+  if (!good) refuse(status, sentence);
+}
+void need_bytes(std::size_t have, std::size_t want, CommandStatus status) {
+  if (have < want) refuse(status, cat("the command buffer has ", have, " bytes, not ", want));
+}
+
+Umem& umem(Context& context, std::uint64_t id, const char* what) {
+  const auto found = context.umems.find(static_cast<std::uint32_t>(id));
+  if (found == context.umems.end()) refuse(kStatusBadResource, cat(what, ": no umem ", id));
+  return *found->second;
+}
+std::byte* inside(const Umem& memory, std::uint64_t offset, std::uint64_t bytes,
+                  std::uint64_t align, const char* what) {
+  std::byte* at = memory.at(offset, bytes);
+  if (at == nullptr) {
+    refuse(kStatusBadParameter, cat(what, ": ", bytes, " bytes at offset ", offset,
+                                    " of a umem of ", memory.bytes, " bytes"));
+  }
+  if (reinterpret_cast<std::uintptr_t>(at) % align != 0) {
+    refuse(kStatusBadParameter, cat(what, " is not aligned to ", align, " bytes"));
+  }
+  return at;
+}
+Uar& uar(Context& context, std::uint64_t page, const char* what) {
+  const auto found = context.uars.find(static_cast<std::uint32_t>(page));
+  if (found == context.uars.end()) refuse(kStatusBadResource, cat(what, ": no UAR page ", page));
+  return *found->second;
+}
+CqObject& completion_queue(Context& context, std::uint64_t cqn, const char* what) {
+  const auto found = context.cqs.find(static_cast<std::uint32_t>(cqn));
+  if (found == context.cqs.end()) refuse(kStatusBadResource, cat(what, ": no CQ ", cqn));
+  return *found->second;
+}
+
+std::unique_ptr<CqObject> create_cq_object(Context& context, const std::uint8_t* in,
+                                           std::size_t in_bytes, std::uint8_t* out) {
+  need_bytes(in_bytes, create_cq::cq_umem_valid.byte + 1, kStatusBadInputLength);
+  const std::uint8_t* c = in + create_cq::kContext;
+  require(get(c, cqc::cqe_size) == 0, kStatusBadParameter, "only 64-byte CQEs are supported");
+  require(get(c, cqc::eqn) == kEventQueue, kStatusBadResource, "the EQN is not query_eqn's");
+  require(get(in, create_cq::cq_umem_valid) == 1, kStatusBadParameter, "CQ: cq_umem_valid is 0");
+  require(get(c, cqc::record_umem_valid) == 1, kStatusBadParameter, "CQ: dbr_umem_valid is 0");
+  uar(context, get(c, cqc::uar_page), "CQ");
+  const std::uint64_t log_size = get(c, cqc::log_cq_size);
+  require(log_size <= kLogMaxCq, kStatusExceedLimit, "CQ: log_cq_size above 22");
+  auto object = std::make_unique<CqObject>();
+  object->owner = &context;
+  object->ring = &umem(context, get(in, create_cq::cq_umem_id), "CQ ring");
+  object->record = &umem(context, get(c, cqc::record_umem_id), "CQ record");
+  CompletionQueue& cq = object->cq;
+  cq.entries = 1u << log_size;
+  cq.ring = reinterpret_cast<Cqe*>(inside(*object->ring, get(in, create_cq::cq_umem_offset),
+                                          std::uint64_t{cq.entries} * sizeof(Cqe), sizeof(Cqe),
+                                          "CQ ring"));
+  cq.record = reinterpret_cast<const std::uint32_t*>(
+      inside(*object->record, get(c, cqc::record_address), 8, 8, "CQ record"));
+  cq.collapsed = get(c, cqc::collapsed) == 1;
+  cq.overrun_ignored = get(c, cqc::overrun_ignore) == 1;
+  cq.produced = cq.good = context.job->options().start_index;
+  cq.cqn = context.job->next_number();
+  ++object->ring->users;
+  ++object->record->users;
+  context.cqs[cq.cqn] = object.get();
+  context.job->engine().add(cq);
+  set(out, reply::object, cq.cqn);
+  return object;
+}
+
+bool pd_exists(const Context& context, std::uint64_t pdn) {
+  for (const Pd* pd : context.pds) {
+    if (pd->pdn == pdn) return true;
+  }
+  return false;
+}
+
+void reset_progress(QueuePair& qp, std::uint16_t start) {
+  qp.producer = qp.consumer = start;
+  qp.rq_consumer = 0;
+  qp.stage = QueuePair::Stage::fetch;
+  qp.not_before = {};
+  qp.give_up = {};
+  // What lies in record and cell now is from before; only later changes are doorbells.
+  qp.last_record = qp.record == nullptr ? 0 : HostAccess::load_acquire(&qp.record->send);
+  qp.last_doorbell = qp.doorbell == nullptr ? 0 : HostAccess::load_acquire(qp.doorbell);
+}
+
+std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t* in,
+                                           std::size_t in_bytes, std::uint8_t* out) {
+  need_bytes(in_bytes, create_qp::wq_umem_valid.byte + 1, kStatusBadInputLength);
+  const std::uint8_t* c = in + create_qp::kContext;
+  require(get(c, qpc::service_type) == kServiceRc, kStatusBadParameter,
+          "only RC queue pairs are supported");
+  require(get(c, qpc::path_migration) == kPathMigrated, kStatusBadParameter,
+          "QP: pm_state is not 'migrated' (3)");
+  require(pd_exists(context, get(c, qpc::pd)), kStatusBadResource, "QP: no such PD");
+  require(get(in, create_qp::wq_umem_valid) == 1, kStatusBadParameter, "QP: wq_umem_valid is 0");
+  const std::uint64_t rq_type = get(c, qpc::rq_type);
+  require(rq_type == kRqOwn || rq_type == kRqNone, kStatusBadParameter,
+          "QP: rq_type is neither 0 (own) nor 3 (none)");
+  auto object = std::make_unique<QpObject>();
+  object->owner = &context;
+  QueuePair& qp = object->qp;
+  qp.pd = static_cast<std::uint32_t>(get(c, qpc::pd));
+  if (rq_type == kRqOwn) {
+    qp.rq_depth = 1u << get(c, qpc::log_rq_size);
+    qp.rq_stride = 16u << get(c, qpc::log_rq_stride);
+  }
+  qp.depth = get(c, qpc::no_sq) == 1 ? 0 : 1u << get(c, qpc::log_sq_size);
+  const std::uint64_t rq_bytes = std::uint64_t{qp.rq_depth} * qp.rq_stride;
+  const std::uint64_t sq_bytes = std::uint64_t{qp.depth} * kBlockBytes;
+  object->rings = &umem(context, get(in, create_qp::wq_umem_id), "QP rings");
+  // The receive ring comes first, the send ring follows.
+  const std::byte* rings = inside(*object->rings, get(in, create_qp::wq_umem_offset),
+                                  rq_bytes + sq_bytes, 8, "QP rings");
+  qp.rq = rings;
+  qp.sq = rings + rq_bytes;
+  require(reinterpret_cast<std::uintptr_t>(qp.sq) % kBlockBytes == 0, kStatusBadParameter,
+          "QP: the send ring is not aligned to 64 bytes");
+  object->uar = &uar(context, get(c, qpc::uar_page), "QP");
+  qp.doorbell = static_cast<const std::uint64_t*>(object->uar->reg_addr);
+  if (get(c, qpc::send_record_mode) == 0) {
+    require(get(c, qpc::record_umem_valid) == 1, kStatusBadParameter, "QP: dbr_umem_valid is 0");
+    object->record = &umem(context, get(c, qpc::record_umem_id), "QP record");
+    qp.record = reinterpret_cast<const DoorbellRecord*>(
+        inside(*object->record, get(c, qpc::record_address), sizeof(DoorbellRecord),
+               sizeof(DoorbellRecord), "QP record"));
+  }
+  qp.send_cq = &completion_queue(context, get(c, qpc::cqn_send), "QP send").cq;
+  qp.receive_cq = &completion_queue(context, get(c, qpc::cqn_receive), "QP receive").cq;
+  qp.user_index = static_cast<std::uint32_t>(get(c, qpc::user_index));
+  std::memcpy(qp.context, c, qpc::kBytes);
+  qp.slot = context.job->directory().claim_qp(qp.qpn);
+  require(qp.slot != nullptr, kStatusNoResources, "the job has no free queue pair left");
+  qp.slot->pd.store(qp.pd, std::memory_order_relaxed);
+  qp.slot->access.store(0, std::memory_order_relaxed);
+  qp.slot->remote_qpn.store(0, std::memory_order_relaxed);
+  qp.slot->inbox.state.store(Inbox::kIdle, std::memory_order_relaxed);
+  Engine::set_state(qp, kReset);
+  qp.slot->qpn.store(qp.qpn, std::memory_order_release);
+  reset_progress(qp, context.job->options().start_index);
+  ++object->rings->users;
+  if (object->record != nullptr) ++object->record->users;
+  ++object->uar->users;
+  ++qp.send_cq->users;
+  ++qp.receive_cq->users;
+  context.job->engine().add(qp);
+  set(out, reply::object, qp.qpn);
+  return object;
+}
+
+void copy_field(QueuePair& qp, const std::uint8_t* from, Field field) {
+  set(qp.context, field, get(from, field));
+}
+
+// Remote rights: RST2INIT states them; later commands may add to them, or restate them with the
+// optional-parameter bits RRE (1), RAE (2), RWE (3).
+void take_access(QueuePair& qp, const std::uint8_t* c, std::uint64_t restated) {
+  struct Right {
+    Field field;
+    unsigned bit;
+    std::uint32_t access;
+  };
+  constexpr Right rights[] = {{qpc::remote_read_enable, 1, verbs::IBV_ACCESS_REMOTE_READ},
+                              {qpc::remote_atomic_enable, 2, verbs::IBV_ACCESS_REMOTE_ATOMIC},
+                              {qpc::remote_write_enable, 3, verbs::IBV_ACCESS_REMOTE_WRITE}};
+  std::uint32_t access = qp.slot->access.load(std::memory_order_relaxed);
+  for (const Right& right : rights) {
+    if (((restated >> right.bit) & 1) != 0) access &= ~right.access;
+    if (get(c, right.field) == 1) access |= right.access;
+    set(qp.context, right.field, (access & right.access) != 0 ? 1 : 0);
+  }
+  qp.slot->access.store(access, std::memory_order_relaxed);
+}
+
+void init_to_rtr(QueuePair& qp, const std::uint8_t* c) {
+  const std::uint64_t mtu = get(c, qpc::mtu);
+  require(mtu >= 1 && mtu <= 5, kStatusBadParameter, "INIT2RTR: mtu is not 1..5");
+  require(get(c, qpc::remote_qpn) != 0, kStatusBadParameter, "INIT2RTR: remote_qpn is 0");
+  require(get(c, at(qpc::kPrimaryPath, ads::rlid)) != 0, kStatusBadParameter,
+          "INIT2RTR: rlid is 0 on an InfiniBand port");
+  require(get(c, at(qpc::kPrimaryPath, ads::port)) <= 1, kStatusBadIndex,
+          "INIT2RTR: the device has port 1 only");
+  require(get(c, qpc::log_message_max) <= kLogMaxMessage, kStatusExceedLimit,
+          "INIT2RTR: log_msg_max above 30");
+  qp.remote_qpn = static_cast<std::uint32_t>(get(c, qpc::remote_qpn));
+  qp.remote_lid = static_cast<std::uint32_t>(get(c, at(qpc::kPrimaryPath, ads::rlid)));
+  qp.slot->remote_qpn.store(qp.remote_qpn, std::memory_order_relaxed);
+  for (const Field field : {qpc::mtu, qpc::log_message_max, qpc::remote_qpn, qpc::min_rnr_nak,
+                            qpc::next_receive_psn, qpc::log_responder_reads,
+                            at(qpc::kPrimaryPath, ads::rlid), at(qpc::kPrimaryPath, ads::port)}) {
+    copy_field(qp, c, field);
+  }
+}
+
+void rtr_to_rts(QueuePair& qp, const std::uint8_t* c) {
+  qp.retry_count = static_cast<std::uint32_t>(get(c, qpc::retry_count));
+  qp.rnr_retry = static_cast<std::uint32_t>(get(c, qpc::rnr_retry));
+  qp.ack_timeout = static_cast<std::uint32_t>(get(c, at(qpc::kPrimaryPath, ads::ack_timeout)));
+  for (const Field field :
+       {qpc::retry_count, qpc::rnr_retry, qpc::next_send_psn, qpc::log_outstanding_reads,
+        qpc::log_ack_request_frequency, at(qpc::kPrimaryPath, ads::ack_timeout)}) {
+    copy_field(qp, c, field);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<verbs::mlx5dv_devx_obj> create_object(Context& context, const std::uint8_t* in,
+                                                      std::size_t in_bytes, std::uint8_t* out,
+                                                      std::size_t out_bytes) {
+  need_bytes(out_bytes, reply::kHeaderBytes, kStatusBadOutputLength);
+  switch (get(in, command::opcode)) {
+    case kCreateCq: return create_cq_object(context, in, in_bytes, out);
+    case kCreateQp: return create_qp_object(context, in, in_bytes, out);
+    default:
+      refuse(kStatusBadOpcode, cat("command ", get(in, command::opcode), " creates nothing here"));
+  }
+}
+
+void modify_object(verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, std::size_t in_bytes) {
+  auto* qp_object = dynamic_cast<QpObject*>(&object);
+  require(qp_object != nullptr, kStatusBadOpcode, "a completion queue cannot be modified");
+  QueuePair& qp = qp_object->qp;
+  require(get(in, command::object) == qp.qpn, kStatusBadResource,
+          "the command's QPN is not the object's");
+  const auto opcode = static_cast<Command>(get(in, command::opcode));
+  if (opcode == kToErr) return Engine::set_state(qp, kError);
+  if (opcode == kToRst) {
+    Engine::set_state(qp, kReset);
+    qp.remote_qpn = 0;
+    qp.slot->remote_qpn.store(0, std::memory_order_relaxed);
+    qp.slot->access.store(0, std::memory_order_relaxed);
+    return reset_progress(qp, object.owner->job->options().start_index);
+  }
+  need_bytes(in_bytes, modify_qp::kContext + qpc::kBytes, kStatusBadInputLength);
+  const std::uint8_t* c = in + modify_qp::kContext;
+  const std::uint64_t mask = get(in, command::optional_mask);
+  const auto from = [&](QpState wanted) {
+    require(qp.state == wanted, kStatusBadQpState, "the queue pair is not in that state");
+  };
+  switch (opcode) {
+    case kRstToInit:
+      from(kReset);
+      take_access(qp, c, ~std::uint64_t{0});
+      return Engine::set_state(qp, kInit);
+    case kInitToInit: from(kInit); return take_access(qp, c, mask);
+    case kInitToRtr:
+      from(kInit);
+      init_to_rtr(qp, c);
+      take_access(qp, c, mask);
+      return Engine::set_state(qp, kReadyToReceive);
+    case kRtrToRts:
+      from(kReadyToReceive);
+      rtr_to_rts(qp, c);
+      take_access(qp, c, mask);
+      return Engine::set_state(qp, kReadyToSend);
+    case kRtsToRts: from(kReadyToSend); return take_access(qp, c, mask);
+    default: refuse(kStatusBadOpcode, cat("command ", opcode, " does not modify a queue pair"));
+  }
+}
+
+void query_object(const verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, std::uint8_t* out,
+                  std::size_t out_bytes) {
+  const auto* qp_object = dynamic_cast<const QpObject*>(&object);
+  require(qp_object != nullptr && get(in, command::opcode) == kQueryQp, kStatusBadOpcode,
+          "only QUERY_QP of a queue pair is supported");
+  const QueuePair& qp = qp_object->qp;
+  require(get(in, command::object) == qp.qpn, kStatusBadResource,
+          "the command's QPN is not the object's");
+  need_bytes(out_bytes, query_qp::kContext + qpc::kBytes, kStatusBadOutputLength);
+  std::uint8_t* c = out + query_qp::kContext;
+  std::memcpy(c, qp.context, qpc::kBytes);
+  set(c, qpc::state, qp.state);
+  set(c, qpc::hw_sq_index, qp.consumer);
+  set(c, qpc::sw_sq_index, qp.producer);
+  set(c, qpc::hw_rq_index, qp.rq_consumer);
+}
+
+void general_command(const Context& context, const std::uint8_t* in, std::uint8_t* out,
+                     std::size_t out_bytes) {
+  (void)context;
+  if (get(in, command::opcode) != kQueryHcaCap) {
+    refuse(kStatusBadOpcode, cat("command ", get(in, command::opcode), " is not supported"));
+  }
+  const std::uint64_t type = get(in, command::op_mod) >> 1;
+  if (type != hca_cap::kGeneral) return;  // nothing beyond the general ones: all zero
+  need_bytes(out_bytes, hca_cap::kCapability + hca_cap::log_bf_register_size.byte + 1,
+             kStatusBadOutputLength);
+  std::uint8_t* c = out + hca_cap::kCapability;
+  set(c, hca_cap::log_max_qp_size, kMaxLogQueue);
+  set(c, hca_cap::log_max_qp, kQpSlotBits);
+  set(c, hca_cap::log_max_cq_size, kLogMaxCq);
+  set(c, hca_cap::log_max_cq, kQpSlotBits);
+  set(c, hca_cap::cqe_version, 1);
+  set(c, hca_cap::atomic, 1);
+  set(c, hca_cap::cq_overrun_ignore, 1);
+  set(c, hca_cap::cross_channel, 1);
+  set(c, hca_cap::reliable_connected, 1);
+}
+
+void detach_object(verbs::mlx5dv_devx_obj& object) {
+  Context& context = *object.owner;
+  if (auto* cq = dynamic_cast<CqObject*>(&object)) {
+    require(cq->cq.users == 0, kStatusResourceBusy, "the completion queue has queue pairs");
+    context.job->engine().remove(cq->cq);
+    context.cqs.erase(cq->cq.cqn);
+    --cq->ring->users;
+    --cq->record->users;
+  } else if (auto* qp = dynamic_cast<QpObject*>(&object)) {
+    context.job->engine().remove(qp->qp);
+    Engine::set_state(qp->qp, kReset);
+    qp->qp.slot->qpn.store(0, std::memory_order_release);
+    --qp->rings->users;
+    if (qp->record != nullptr) --qp->record->users;
+    --qp->uar->users;
+    --qp->qp.send_cq->users;
+    --qp->qp.receive_cq->users;
+  }
+}
+
+}  // namespace marrow::softnic

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// The thread that is the NIC: one a process and job. It polls doorbells, runs WQEs in order per queue
+// pair and in turn between them, and posts completions. It holds the mutex for one pass over the
+// queues; the control path takes it with ControlLock, for which the engine steps aside.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "softnic/execute.hpp"
+#include "softnic/faults.hpp"
+#include "softnic/host_access.hpp"
+#include "softnic/options.hpp"
+#include "softnic/queues.hpp"
+#include "softnic/regions.hpp"
+
+namespace marrow::softnic {
+
+class Engine {
+ public:
+  Engine(Directory& directory, Regions& regions, const Options& options);
+  /// Stops the thread; queues must have been removed.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // All of these with the lock held.
+  void add(QueuePair& qp);
+  void remove(QueuePair& qp);
+  void add(CompletionQueue& cq) { completion_queues_[cq.cqn] = &cq; }
+  void remove(CompletionQueue& cq) { completion_queues_.erase(cq.cqn); }
+  /// Moves a queue pair to a state and tells the other processes.
+  static void set_state(QueuePair& qp, mlx5::QpState state);
+
+  std::mutex& mutex() { return mutex_; }
+
+  /// Mutual exclusion with the engine, for the control path.
+  class ControlLock {
+   public:
+    explicit ControlLock(Engine& engine) : engine_(engine) {
+      engine_.waiting_.fetch_add(1, std::memory_order_relaxed);
+      engine_.mutex_.lock();
+      engine_.waiting_.fetch_sub(1, std::memory_order_relaxed);
+    }
+    ~ControlLock() { engine_.mutex_.unlock(); }
+    ControlLock(const ControlLock&) = delete;
+    ControlLock& operator=(const ControlLock&) = delete;
+
+   private:
+    Engine& engine_;
+  };
+
+ private:
+  void work();
+  void rest(Clock::duration idle) const;
+  bool pass();
+  bool serve(QueuePair& qp, Clock::time_point now);
+  bool fetch(QueuePair& qp, Clock::time_point now);
+  Outcome step(QueuePair& qp, Clock::time_point now);
+  Outcome wait_for_completions(const Operation& operation) const;
+  Outcome ask_responder(QueuePair& qp, Clock::time_point now);
+  bool serve_inbox(QueuePair& qp);
+  void complete(QueuePair& qp);
+  void fail(QueuePair& qp, mlx5::Syndrome syndrome, const char* reason);
+  void flush(QueuePair& qp);
+  static void retire(QueuePair& qp, std::uint32_t blocks);
+
+  Directory& directory_;
+  Regions& regions_;
+  const Options& options_;
+  Faults faults_;
+  Executor<HostAccess> executor_;
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::atomic<int> waiting_{0};
+  bool stop_ = false;
+  std::vector<QueuePair*> queue_pairs_;
+  std::unordered_map<std::uint32_t, CompletionQueue*> completion_queues_;
+  std::uint32_t turn_ = 0;
+  std::uint64_t inbox_rings_ = 0;
+  bool stalled_ = false;
+  Clock::time_point stalled_until_{};
+  Clock::time_point tidied_{};
+  std::thread thread_;
+};
+
+}  // namespace marrow::softnic

@@ -1,0 +1,513 @@
+// SPDX-License-Identifier: Apache-2.0
+// softnic's functions with the signatures of libibverbs and libmlx5, and their registration as the
+// provider "softnic". They report errors as the real ones do (null or a code, with errno); the reason
+// in words is kept for last_error.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "base/log.hpp"
+#include "base/parameters.hpp"
+#include "base/text.hpp"
+#include "marrow/error.hpp"
+#include "softnic/objects.hpp"
+#include "verbs/table.hpp"
+
+namespace marrow::softnic {
+namespace {
+
+using namespace marrow::verbs;
+using Lock = Engine::ControlLock;
+
+thread_local std::string last_error_text;
+
+int code_to_errno(Code code) {
+  switch (code) {
+    case Code::invalid_argument: return EINVAL;
+    case Code::out_of_memory: return ENOMEM;
+    case Code::authentication: return EACCES;
+    case Code::timeout: return ETIMEDOUT;
+    case Code::version: return EPROTO;
+    default: return EIO;
+  }
+}
+
+int failed(int error, std::string sentence) {
+  MARROW_INFO(softnic, sentence);
+  last_error_text = std::move(sentence);
+  errno = error;
+  return error;
+}
+
+/// Runs `body`; turns what it throws into errno and last_error. @return its value, or `otherwise`
+template <class Result, class Body>
+Result guarded(Result otherwise, Body&& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    failed(code_to_errno(error.code()), error.what());
+  } catch (const std::bad_alloc&) {
+    failed(ENOMEM, "softnic ran out of memory");
+  } catch (const std::exception& error) {
+    failed(EIO, error.what());
+  }
+  return otherwise;
+}
+/// The same for functions that return 0 or errno.
+template <class Body>
+int guarded_code(Body&& body) {
+  return guarded(-1, body) == 0 ? 0 : errno;
+}
+
+Context& of(ibv_context* context) { return *static_cast<Context*>(context); }
+
+// --- device -------------------------------------------------------------------------------------
+
+ibv_device& the_device() {
+  static ibv_device device = [] {
+    ibv_device d{};
+    d.node_type = 1;
+    std::strncpy(d.name, "mlx5_softnic0", sizeof d.name - 1);
+    std::strncpy(d.dev_name, "softnic0", sizeof d.dev_name - 1);
+    return d;
+  }();
+  return device;
+}
+
+ibv_device** get_device_list(int* count) {
+  auto** list = static_cast<ibv_device**>(std::calloc(2, sizeof(ibv_device*)));
+  if (list == nullptr) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  list[0] = &the_device();
+  if (count != nullptr) *count = 1;
+  return list;
+}
+void free_device_list(ibv_device** list) { std::free(list); }
+const char* get_device_name(ibv_device* device) { return device->name; }
+bool is_supported(ibv_device* device) { return device == &the_device(); }
+
+ibv_context* open_device_in_job(ibv_device* device, const char* job, const char* options_text) {
+  return guarded<ibv_context*>(nullptr, [&]() -> ibv_context* {
+    const Options options = parse_options(
+        options_text != nullptr ? options_text : base::parameter_string("MARROW_SOFTNIC"));
+    std::string name = options.job.empty() ? "default" : options.job;
+    if (job != nullptr) name = job;
+    auto context = std::make_unique<Context>();
+    static_cast<ibv_context&>(*context) = ibv_context{};
+    context->device = device;
+    context->cmd_fd = -1;
+    context->async_fd = -1;
+    context->num_comp_vectors = 1;
+    ::pthread_mutex_init(&context->mutex, nullptr);
+    context->job = Job::join(name, options);
+    return context.release();
+  });
+}
+ibv_context* open_device(ibv_device* device) {
+  return open_device_in_job(device, nullptr, nullptr);
+}
+
+/// Whatever the caller did not destroy goes too, queues before what they use.
+int close_device(ibv_context* raw) {
+  Context* context = static_cast<Context*>(raw);
+  {
+    Lock lock(context->job->engine());
+    for (const bool queue_pairs : {true, false}) {
+      for (auto it = context->objects.begin(); it != context->objects.end();) {
+        mlx5dv_devx_obj* object = *it;
+        if ((dynamic_cast<QpObject*>(object) != nullptr) != queue_pairs) {
+          ++it;
+          continue;
+        }
+        detach_object(*object);
+        it = context->objects.erase(it);
+        delete object;
+      }
+    }
+    for (Mr* mr : context->mrs) {
+      context->job->regions().remove(mr->lkey);
+      delete mr;
+    }
+    for (Pd* pd : context->pds) delete pd;
+  }
+  ::pthread_mutex_destroy(&context->mutex);
+  delete context;  // the last one stops the engine
+  return 0;
+}
+
+int query_device(ibv_context* context, ibv_device_attr* attr) {
+  *attr = ibv_device_attr{};
+  std::strncpy(attr->fw_ver, "softnic.1", sizeof attr->fw_ver - 1);
+  attr->node_guid = attr->sys_image_guid = mlx5::to_big64(of(context).guid());
+  attr->max_mr_size = ~0ull;
+  attr->page_size_cap = ~0ull << 12;
+  attr->vendor_id = 0x02c9;
+  attr->vendor_part_id = 4129;
+  attr->max_qp = static_cast<int>(kMaxQueuePairs);
+  attr->max_qp_wr = 1 << mlx5::kMaxLogQueue;
+  attr->max_sge = 30;
+  attr->max_sge_rd = 2;
+  attr->max_cq = static_cast<int>(kMaxQueuePairs);
+  attr->max_cqe = (1 << kLogMaxCq) - 1;
+  attr->max_mr = static_cast<int>(kMaxRegions - kFirstRegion);
+  attr->max_pd = 1 << 24;
+  attr->max_qp_rd_atom = 16;
+  attr->max_qp_init_rd_atom = 16;
+  attr->max_res_rd_atom = 16 << kQpSlotBits;
+  attr->atomic_cap = of(context).job->options().hca_atomics ? 1 : 2;
+  attr->max_pkeys = 1;
+  attr->phys_port_cnt = 1;
+  return 0;
+}
+
+int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attr) {
+  if (port != 1) return failed(EINVAL, "softnic has port 1 only");
+  *attr = ibv_port_attr{};
+  attr->state = kPortActive;
+  attr->max_mtu = attr->active_mtu = kMtu4096;
+  attr->gid_tbl_len = 1;
+  attr->max_msg_sz = 1u << kLogMaxMessage;
+  attr->pkey_tbl_len = 1;
+  attr->lid = of(context).lid();
+  attr->sm_lid = 1;
+  attr->max_vl_num = 1;
+  attr->active_width = 2;    // 4 lanes
+  attr->active_speed = 128;  // NDR
+  attr->phys_state = 5;      // link up
+  attr->link_layer = kLinkLayerInfiniBand;
+  return 0;
+}
+
+int query_gid(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid) {
+  if (port != 1 || index != 0) return failed(EINVAL, "softnic has GID 0 of port 1 only"), -1;
+  gid->global.subnet_prefix = mlx5::to_big64(0xfe80000000000000ull);
+  gid->global.interface_id = mlx5::to_big64(of(context).guid());
+  return 0;
+}
+
+// --- protection domains and memory -----------------------------------------------------------------
+
+ibv_pd* alloc_pd(ibv_context* raw) {
+  return guarded<ibv_pd*>(nullptr, [&]() -> ibv_pd* {
+    Context& context = of(raw);
+    Lock lock(context.job->engine());
+    auto pd = std::make_unique<Pd>();
+    pd->context = raw;
+    // Job-wide numbers: a region's and a peer queue's PD are compared across processes.
+    pd->pdn = context.job->directory().shared().next_pd.fetch_add(1) & 0xffffff;
+    pd->handle = pd->pdn;
+    context.pds.insert(pd.get());
+    return pd.release();
+  });
+}
+
+int dealloc_pd(ibv_pd* raw) {
+  Context& context = of(raw->context);
+  Lock lock(context.job->engine());
+  Pd* pd = static_cast<Pd*>(raw);
+  bool busy = pd->users != 0;
+  for (const mlx5dv_devx_obj* object : context.objects) {
+    const auto* qp = dynamic_cast<const QpObject*>(object);
+    busy = busy || (qp != nullptr && qp->qp.pd == pd->pdn);
+  }
+  if (busy) return failed(EBUSY, "the protection domain still has regions or queue pairs");
+  context.pds.erase(pd);
+  delete pd;
+  return 0;
+}
+
+ibv_mr* reg_mr_iova2(ibv_pd* raw, void* addr, std::size_t length, std::uint64_t iova,
+                     unsigned access) {
+  return guarded<ibv_mr*>(nullptr, [&]() -> ibv_mr* {
+    constexpr unsigned remote_changes = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+    if (addr == nullptr || length == 0) {
+      failed(EINVAL, "a region needs an address and a length above 0");
+      return nullptr;
+    }
+    if ((access & remote_changes) != 0 && (access & IBV_ACCESS_LOCAL_WRITE) == 0) {
+      failed(EINVAL, "remote write or atomic access needs local write access");
+      return nullptr;
+    }
+    if (iova + length < iova) {
+      failed(EINVAL, "the region's address space wraps around");
+      return nullptr;
+    }
+    Context& context = of(raw->context);
+    Lock lock(context.job->engine());
+    Pd* pd = static_cast<Pd*>(raw);
+    auto mr = std::make_unique<Mr>();
+    const std::uint32_t key =
+        context.job->regions().add(static_cast<std::byte*>(addr), length, iova, access, pd->pdn);
+    if (key == 0) {
+      failed(ENOMEM, "the job has no free region left");
+      return nullptr;
+    }
+    mr->context = raw->context;
+    mr->pd = raw;
+    mr->addr = addr;
+    mr->length = length;
+    mr->handle = key;
+    mr->lkey = mr->rkey = key;
+    context.mrs.insert(mr.get());
+    ++pd->users;
+    return mr.release();
+  });
+}
+
+ibv_mr* reg_mr(ibv_pd* pd, void* addr, std::size_t length, int access) {
+  return reg_mr_iova2(pd, addr, length, reinterpret_cast<std::uint64_t>(addr),
+                      static_cast<unsigned>(access));
+}
+
+/// There is no device memory here to export; a probe with descriptor -1 gets what a NIC that knows
+/// the call answers.
+ibv_mr* reg_dmabuf_mr(ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int fd, int) {
+  failed(fd < 0 ? EBADF : EOPNOTSUPP, "softnic does not take dma-buf memory");
+  return nullptr;
+}
+
+int dereg_mr(ibv_mr* raw) {
+  Context& context = of(raw->context);
+  Lock lock(context.job->engine());
+  Mr* mr = static_cast<Mr*>(raw);
+  context.job->regions().remove(mr->lkey);
+  --static_cast<Pd*>(mr->pd)->users;
+  context.mrs.erase(mr);
+  delete mr;
+  return 0;
+}
+
+int expose_memory(ibv_context* context, void* addr, std::size_t bytes, int fd,
+                  std::uint64_t offset) {
+  return guarded_code([&] {
+    Lock lock(of(context).job->engine());
+    const int error =
+        of(context).job->regions().expose(static_cast<std::byte*>(addr), bytes, fd, offset);
+    return error == 0 ? 0 : failed(error, "expose_memory: descriptor, size or alignment is wrong");
+  });
+}
+int withdraw_memory(ibv_context* context, void* addr) {
+  Lock lock(of(context).job->engine());
+  return of(context).job->regions().withdraw(static_cast<std::byte*>(addr));
+}
+
+// --- DevX -----------------------------------------------------------------------------------------
+
+int init_obj(mlx5dv_obj* object, std::uint64_t type) {
+  if (type != kObjectPd) return failed(EOPNOTSUPP, "init_obj: only protection domains");
+  object->pd.out->pdn = static_cast<const Pd*>(object->pd.in)->pdn;
+  object->pd.out->comp_mask = 0;
+  return 0;
+}
+
+mlx5dv_devx_umem* devx_umem_reg(ibv_context* raw, void* addr, std::size_t size, std::uint32_t) {
+  return guarded<mlx5dv_devx_umem*>(nullptr, [&]() -> mlx5dv_devx_umem* {
+    if (addr == nullptr || size == 0) {
+      failed(EINVAL, "a umem needs an address and a size above 0");
+      return nullptr;
+    }
+    Context& context = of(raw);
+    Lock lock(context.job->engine());
+    auto umem = std::make_unique<Umem>();
+    umem->umem_id = context.job->next_number();
+    umem->owner = &context;
+    umem->address = static_cast<std::byte*>(addr);
+    umem->bytes = size;
+    Umem* result = umem.get();
+    context.umems[umem->umem_id] = std::move(umem);
+    return result;
+  });
+}
+
+mlx5dv_devx_umem* devx_umem_reg_ex(ibv_context* context, mlx5dv_devx_umem_in* in) {
+  if ((in->comp_mask & kUmemMaskDmabuf) != 0) {
+    failed(EOPNOTSUPP, "softnic does not take dma-buf memory");
+    return nullptr;
+  }
+  return devx_umem_reg(context, in->addr, in->size, in->access);
+}
+
+int devx_umem_dereg(mlx5dv_devx_umem* raw) {
+  Umem* umem = static_cast<Umem*>(raw);
+  Context& context = *umem->owner;
+  Lock lock(context.job->engine());
+  if (umem->users != 0) return failed(EBUSY, "a queue still lies in the umem");
+  context.umems.erase(umem->umem_id);
+  return 0;
+}
+
+mlx5dv_devx_uar* devx_alloc_uar(ibv_context* raw, std::uint32_t) {
+  return guarded<mlx5dv_devx_uar*>(nullptr, [&]() -> mlx5dv_devx_uar* {
+    Context& context = of(raw);
+    Lock lock(context.job->engine());
+    UarPage* page = nullptr;
+    for (const auto& each : context.pages) {
+      if (each->used != ~std::uint64_t{0}) page = each.get();
+    }
+    if (page == nullptr) {
+      auto made = std::make_unique<UarPage>();
+      made->memory = base::Mapping::anonymous(UarPage::kBytes);
+      page = context.pages.emplace_back(std::move(made)).get();
+    }
+    auto uar = std::make_unique<Uar>();
+    uar->cell = static_cast<std::uint32_t>(__builtin_ctzll(~page->used));
+    page->used |= std::uint64_t{1} << uar->cell;
+    uar->owner = &context;
+    uar->page = page;
+    uar->base_addr = page->memory.data();
+    uar->reg_addr = page->memory.as<std::byte>(std::size_t{uar->cell} * UarPage::kCellBytes);
+    std::memset(uar->reg_addr, 0, UarPage::kCellBytes);
+    uar->page_id = context.job->next_number();
+    uar->mmap_off = 0;
+    uar->comp_mask = 0;
+    Uar* result = uar.get();
+    context.uars[uar->page_id] = std::move(uar);
+    return result;
+  });
+}
+
+void devx_free_uar(mlx5dv_devx_uar* raw) {
+  Uar* uar = static_cast<Uar*>(raw);
+  Context& context = *uar->owner;
+  Lock lock(context.job->engine());
+  if (uar->users != 0) {
+    failed(EBUSY, "a queue pair still rings this UAR");
+    return;
+  }
+  uar->page->used &= ~(std::uint64_t{1} << uar->cell);
+  context.uars.erase(uar->page_id);
+}
+
+int devx_query_eqn(ibv_context*, std::uint32_t vector, std::uint32_t* eqn) {
+  if (vector != 0) return failed(EINVAL, "softnic has completion vector 0 only");
+  *eqn = kEventQueue;
+  return 0;
+}
+
+/// Runs a command: a refusal goes into the reply's status and, as with the kernel's DevX, makes the
+/// call fail with EREMOTEIO. @return 0 or errno
+template <class Body>
+int run_command(Context& context, const void* in, std::size_t in_bytes, void* out,
+                std::size_t out_bytes, Body&& body) {
+  if (in == nullptr || out == nullptr || in_bytes < mlx5::command::kHeaderBytes || out_bytes < 8) {
+    return failed(EINVAL, "a command needs at least 16 bytes in and 8 bytes out");
+  }
+  auto* reply = static_cast<std::uint8_t*>(out);
+  std::memset(reply, 0, out_bytes);
+  try {
+    Lock lock(context.job->engine());
+    body(static_cast<const std::uint8_t*>(in), reply);
+    return 0;
+  } catch (const Refused& refused) {
+    std::memset(reply, 0, out_bytes);
+    mlx5::set(reply, mlx5::reply::status, refused.status);
+    mlx5::set(reply, mlx5::reply::syndrome, 0x50f70000u | refused.status);
+    return failed(EREMOTEIO, refused.sentence);
+  } catch (const std::bad_alloc&) {
+    return failed(ENOMEM, "softnic ran out of memory");
+  }
+}
+
+mlx5dv_devx_obj* devx_obj_create(ibv_context* raw, const void* in, std::size_t in_bytes, void* out,
+                                 std::size_t out_bytes) {
+  Context& context = of(raw);
+  mlx5dv_devx_obj* made = nullptr;
+  run_command(context, in, in_bytes, out, out_bytes,
+              [&](const std::uint8_t* command, std::uint8_t* reply) {
+                auto object = create_object(context, command, in_bytes, reply, out_bytes);
+                context.objects.insert(object.get());
+                made = object.release();
+              });
+  return made;
+}
+
+int devx_obj_modify(mlx5dv_devx_obj* object, const void* in, std::size_t in_bytes, void* out,
+                    std::size_t out_bytes) {
+  return run_command(*object->owner, in, in_bytes, out, out_bytes,
+                     [&](const std::uint8_t* command, std::uint8_t*) {
+                       modify_object(*object, command, in_bytes);
+                     });
+}
+
+int devx_obj_query(mlx5dv_devx_obj* object, const void* in, std::size_t in_bytes, void* out,
+                   std::size_t out_bytes) {
+  return run_command(*object->owner, in, in_bytes, out, out_bytes,
+                     [&](const std::uint8_t* command, std::uint8_t* reply) {
+                       query_object(*object, command, reply, out_bytes);
+                     });
+}
+
+int devx_obj_destroy(mlx5dv_devx_obj* object) {
+  Context& context = *object->owner;
+  try {
+    Lock lock(context.job->engine());
+    detach_object(*object);
+    context.objects.erase(object);
+  } catch (const Refused& refused) {
+    return failed(EBUSY, refused.sentence);
+  }
+  delete object;
+  return 0;
+}
+
+int devx_general_cmd(ibv_context* raw, const void* in, std::size_t in_bytes, void* out,
+                     std::size_t out_bytes) {
+  Context& context = of(raw);
+  return run_command(context, in, in_bytes, out, out_bytes,
+                     [&](const std::uint8_t* command, std::uint8_t* reply) {
+                       general_command(context, command, reply, out_bytes);
+                     });
+}
+
+const char* last_error() { return last_error_text.c_str(); }
+
+const Table& softnic_table() {
+  static const Table table = [] {
+    Table t;
+    t.name = "softnic";
+    t.get_device_list = get_device_list;
+    t.free_device_list = free_device_list;
+    t.get_device_name = get_device_name;
+    t.open_device = open_device;
+    t.close_device = close_device;
+    t.query_device = query_device;
+    t.query_port = query_port;
+    t.query_gid = query_gid;
+    t.alloc_pd = alloc_pd;
+    t.dealloc_pd = dealloc_pd;
+    t.reg_mr = reg_mr;
+    t.dereg_mr = dereg_mr;
+    t.reg_mr_iova2 = reg_mr_iova2;
+    t.reg_dmabuf_mr = reg_dmabuf_mr;
+    t.is_supported = is_supported;
+    t.init_obj = init_obj;
+    t.devx_umem_reg = devx_umem_reg;
+    t.devx_umem_reg_ex = devx_umem_reg_ex;
+    t.devx_umem_dereg = devx_umem_dereg;
+    t.devx_alloc_uar = devx_alloc_uar;
+    t.devx_free_uar = devx_free_uar;
+    t.devx_obj_create = devx_obj_create;
+    t.devx_obj_query = devx_obj_query;
+    t.devx_obj_modify = devx_obj_modify;
+    t.devx_obj_destroy = devx_obj_destroy;
+    t.devx_query_eqn = devx_query_eqn;
+    t.devx_general_cmd = devx_general_cmd;
+    t.open_device_in_job = open_device_in_job;
+    t.expose_memory = expose_memory;
+    t.withdraw_memory = withdraw_memory;
+    t.last_error = last_error;
+    return t;
+  }();
+  return table;
+}
+
+// Linking this file makes the provider known; verbs never names softnic.
+[[maybe_unused]] const bool registered = register_provider(&softnic_table());
+
+}  // namespace
+}  // namespace marrow::softnic

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the CPU engine touches memory that others touch at the same time. The engine's templates take
+// this as a policy, so that an engine on another processor brings its own. Payload moves with plain
+// copies, except that small aligned pieces move word by word as relaxed atomics: a reader may poll an
+// 8-byte cell inside a WRITE, as it may on a real NIC.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+namespace marrow::softnic {
+
+struct HostAccess {
+  static std::uint32_t load_acquire(const std::uint32_t* p) {
+    return std::atomic_ref<std::uint32_t>(*const_cast<std::uint32_t*>(p))
+        .load(std::memory_order_acquire);
+  }
+  static std::uint64_t load_acquire(const std::uint64_t* p) {
+    return std::atomic_ref<std::uint64_t>(*const_cast<std::uint64_t*>(p))
+        .load(std::memory_order_acquire);
+  }
+  static void store_relaxed(std::uint32_t* p, std::uint32_t value) {
+    std::atomic_ref<std::uint32_t>(*p).store(value, std::memory_order_relaxed);
+  }
+  /// The store that publishes a completion entry, and with it all that the operation did.
+  static void store_completion(std::uint32_t* p, std::uint32_t value) {
+#ifdef MARROW_PLANT_CQE_POST
+    // Planted bug: what ThreadSanitizer must find when this release is missing.
+    std::atomic_ref<std::uint32_t>(*p).store(value, std::memory_order_relaxed);
+#else
+    std::atomic_ref<std::uint32_t>(*p).store(value, std::memory_order_release);
+#endif
+  }
+
+  /// Reads bytes that an earlier acquire made visible (WQEs).
+  static void read(void* to, const std::byte* from, std::size_t bytes) {
+    std::memcpy(to, from, bytes);
+  }
+
+  /// Copies between memory of users. The ranges may overlap.
+  static void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+    if (bytes <= kSmall && aligned8(to, bytes) && aligned8(from, 0)) {
+      if (to <= from) {
+        for (std::size_t i = 0; i < bytes; i += 8) move8(to + i, from + i);
+      } else {
+        for (std::size_t i = bytes; i > 0; i -= 8) move8(to + i - 8, from + i - 8);
+      }
+      return;
+    }
+    std::memmove(to, from, bytes);
+  }
+  /// Copies the engine's own bytes (inline payload) to memory of users.
+  static void place(std::byte* to, const std::uint8_t* from, std::size_t bytes) {
+    if (bytes <= kSmall && aligned8(to, bytes)) {
+      for (std::size_t i = 0; i < bytes; i += 8) {
+        std::uint64_t word;
+        std::memcpy(&word, from + i, 8);
+        std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(to + i))
+            .store(word, std::memory_order_relaxed);
+      }
+      return;
+    }
+    std::memcpy(to, from, bytes);
+  }
+
+  /// Atomic read-modify-write. A signal word is released after the data of earlier WRITEs.
+  template <class Word, class Update>
+  static Word update(std::byte* at, Update&& next) {
+    std::atomic_ref<Word> word(*reinterpret_cast<Word*>(at));
+    Word old = word.load(std::memory_order_relaxed);
+    while (!word.compare_exchange_weak(old, next(old), std::memory_order_acq_rel,
+                                       std::memory_order_relaxed)) {
+    }
+    return old;
+  }
+  /// The same, but not atomic against anyone who does not hold the NIC's lock.
+  template <class Word, class Update>
+  static Word update_unlocked(std::byte* at, Update&& next) {
+    std::atomic_ref<Word> word(*reinterpret_cast<Word*>(at));
+    const Word old = word.load(std::memory_order_acquire);
+    word.store(next(old), std::memory_order_release);
+    return old;
+  }
+
+ private:
+  static constexpr std::size_t kSmall = 256;
+  static bool aligned8(const void* p, std::size_t bytes) {
+    return ((reinterpret_cast<std::uintptr_t>(p) | bytes) & 7) == 0;
+  }
+  static void move8(std::byte* to, const std::byte* from) {
+    const auto* source = reinterpret_cast<const std::uint64_t*>(from);
+    const std::uint64_t word = std::atomic_ref<std::uint64_t>(*const_cast<std::uint64_t*>(source))
+                                   .load(std::memory_order_relaxed);
+    std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(to))
+        .store(word, std::memory_order_relaxed);
+  }
+};
+
+}  // namespace marrow::softnic

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "softnic/job.hpp"
+
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+
+namespace marrow::softnic {
+
+std::shared_ptr<Job> Job::join(const std::string& name, const Options& options) {
+  struct Known {
+    std::mutex mutex;
+    ::pid_t process = 0;
+    std::map<std::string, std::weak_ptr<Job>> jobs;
+  };
+  static Known known;
+  std::lock_guard lock(known.mutex);
+  if (known.process != ::getpid()) {
+    // A forked child has the parent's objects but not its engine thread: it starts afresh.
+    known.process = ::getpid();
+    known.jobs.clear();
+  }
+  if (auto job = known.jobs[name].lock()) return job;
+  auto job = std::make_shared<Job>(name, options);
+  known.jobs[name] = job;
+  return job;
+}
+
+}  // namespace marrow::softnic

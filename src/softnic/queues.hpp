@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// The queues as the engine sees them: where the rings lie, how far they are done, and what the first
+// WQE in line is doing. Filled in by the control path, then touched under the job's mutex only.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "marrow/abi/mlx5_prm.h"
+#include "marrow/abi/mlx5_wqe.h"
+#include "softnic/decode.hpp"
+#include "softnic/shared_layout.hpp"
+
+namespace marrow::softnic {
+
+using Clock = std::chrono::steady_clock;
+
+struct CompletionQueue {
+  std::uint32_t cqn = 0;
+  mlx5::Cqe* ring = nullptr;
+  std::uint32_t entries = 0;  ///< power of two
+  bool collapsed = false;     ///< every entry goes to slot 0; its counter tells which WQE
+  bool overrun_ignored = true;
+  const std::uint32_t* record =
+      nullptr;                 ///< consumer index, big endian; only without overrun_ignored
+  std::uint32_t produced = 0;  ///< entries written since the start index
+  std::uint32_t good = 0;      ///< the same, but frozen at the first error: what WAIT sees
+  bool failed = false;         ///< an error entry was written
+  bool overrun = false;        ///< dead: no entry can be written any more
+  std::uint32_t users = 0;     ///< queue pairs attached
+};
+
+struct QueuePair {
+  // identity and rings
+  std::uint32_t qpn = 0;
+  std::uint32_t pd = 0;
+  QpSlot* slot = nullptr;
+  mlx5::QpState state = mlx5::kReset;
+  CompletionQueue* send_cq = nullptr;
+  CompletionQueue* receive_cq = nullptr;
+  const std::byte* sq = nullptr;
+  std::uint32_t depth = 0;  ///< blocks, power of two; 0 = no send queue
+  const std::byte* rq = nullptr;
+  std::uint32_t rq_depth = 0;
+  std::uint32_t rq_stride = 0;
+  const mlx5::DoorbellRecord* record = nullptr;  ///< null without record (send_record_mode 1)
+  const std::uint64_t* doorbell = nullptr;       ///< this queue's cell of the UAR page
+  std::uint32_t user_index = 0;
+  std::uint8_t context[mlx5::qpc::kBytes] = {};  ///< as given, for QUERY_QP
+
+  // connection
+  std::uint32_t remote_qpn = 0;
+  std::uint32_t remote_lid = 0;
+  std::uint32_t retry_count = 0;
+  std::uint32_t rnr_retry = 0;
+  std::uint32_t ack_timeout = 0;
+
+  // progress; 16-bit indices wrap
+  std::uint16_t producer = 0;
+  std::uint16_t consumer = 0;
+  std::uint32_t last_record = 0;  ///< raw words seen last: only a change means something
+  std::uint64_t last_doorbell = 0;
+  std::uint16_t rq_consumer = 0;
+
+  // the WQE in execution
+  enum class Stage : std::uint8_t { fetch, run, responder };
+  Stage stage = Stage::fetch;
+  Operation operation;
+  std::uint8_t wqe[kMaxWqeBytes];
+  std::uint64_t done_bytes = 0;
+  std::uint32_t rnr_attempts = 0;
+  Clock::time_point not_before{};  ///< parked until then
+  Clock::time_point give_up{};     ///< end of transport retries, zero when the peer answers
+  const char* reason = "";         ///< of the last failure, for the log
+};
+
+/// Advances `producer` from the doorbell cell and the record. Both are hints that may be stale, come
+/// in any order or twice; both index conventions are taken; only changes count.
+/// @return false on overrun: more WQEs announced than the ring holds
+template <class Access>
+bool update_producer(QueuePair& qp) {
+  bool good = true;
+  const auto advance = [&](std::uint16_t index) {
+    const auto ahead = static_cast<std::uint16_t>(index - qp.consumer);
+    const auto known = static_cast<std::uint16_t>(qp.producer - qp.consumer);
+    if (ahead > 0x8000u || ahead <= known) return;  // behind, or nothing new
+    if (ahead > qp.depth) {
+      good = false;
+      return;
+    }
+    qp.producer = index;
+  };
+  if (qp.doorbell != nullptr) {
+    const std::uint64_t raw = Access::load_acquire(qp.doorbell);
+    if (raw != qp.last_doorbell) {
+      qp.last_doorbell = raw;
+      const std::uint32_t first = mlx5::from_big32(static_cast<std::uint32_t>(raw));
+      const std::uint32_t second = mlx5::from_big32(static_cast<std::uint32_t>(raw >> 32));
+      if (second >> 8 == qp.qpn) {  // a cell may be shared by queues; then records decide
+        const std::uint32_t ds = second & 0x3f;
+        advance(static_cast<std::uint16_t>((first >> 8) + mlx5::blocks_of(ds)));
+      }
+    }
+  }
+  if (qp.record != nullptr) {
+    const std::uint32_t raw = Access::load_acquire(&qp.record->send);
+    if (raw != qp.last_record) {
+      qp.last_record = raw;
+      advance(static_cast<std::uint16_t>(mlx5::from_big32(raw)));
+    }
+  }
+  return good;
+}
+
+/// What goes into one completion entry.
+struct Completion {
+  mlx5::CompletionOpcode opcode = mlx5::kRequester;
+  std::uint32_t qpn = 0;
+  std::uint32_t user_index = 0;
+  std::uint16_t counter = 0;
+  std::uint8_t send_opcode = 0;
+  std::uint32_t bytes = 0;
+  std::uint32_t immediate = 0;  ///< big endian
+  mlx5::Syndrome syndrome = mlx5::kNoError;
+  std::uint8_t vendor = 0;
+};
+
+/// Writes one entry; the dword with owner bit and counter goes last and publishes everything the
+/// engine did before. @return false if the ring is full and overrun matters
+template <class Access>
+bool post_completion(CompletionQueue& cq, const Completion& c) {
+  using namespace mlx5;
+  if (cq.overrun) return false;
+  if (!cq.overrun_ignored && !cq.collapsed && cq.record != nullptr) {
+    const std::uint32_t consumed = from_big32(Access::load_acquire(cq.record)) & 0xffffff;
+    if (((cq.produced - consumed) & 0xffffff) >= cq.entries) {
+      cq.overrun = true;
+      return false;
+    }
+  }
+  const bool error = c.opcode == kRequesterError || c.opcode == kResponderError;
+  const std::uint32_t owner = cq.collapsed ? 0u : ((cq.produced & cq.entries) != 0 ? 1u : 0u);
+  std::uint32_t words[16] = {};
+  words[8] = to_big32(c.user_index);
+  words[9] = c.immediate;
+  words[11] = to_big32(c.bytes);
+  if (error) {
+    words[13] = to_big32(static_cast<std::uint32_t>(c.vendor) << 8 | c.syndrome);
+  }
+  words[14] = to_big32(static_cast<std::uint32_t>(c.send_opcode) << 24 | c.qpn);
+  words[15] = to_big32(static_cast<std::uint32_t>(c.counter) << 16 |
+                       static_cast<std::uint32_t>(c.opcode) << 4 | owner);
+  // Word stores, not a copy: a collapsed entry is rewritten while its reader may look at it.
+  auto* slot =
+      reinterpret_cast<std::uint32_t*>(&cq.ring[cq.collapsed ? 0 : cq.produced & (cq.entries - 1)]);
+  for (int i = 0; i < 15; ++i) Access::store_relaxed(slot + i, words[i]);
+  Access::store_completion(slot + 15, words[15]);
+  ++cq.produced;
+  if (error) cq.failed = true;
+  if (!cq.failed) cq.good = cq.produced;
+  return true;
+}
+
+}  // namespace marrow::softnic
