@@ -45,6 +45,8 @@ void CommunicatorState::watch() {
   bootstrap_->on_change([this](int peer, bootstrap::PeerState state, const std::string& sentence) {
     if (state == bootstrap::PeerState::failed) {
       faults_->peer_failed(peer, sentence);
+      std::lock_guard lock(mutex_);
+      if (proxy_) proxy_->fail_peer(peer);
     } else if (state == bootstrap::PeerState::slow) {
       std::lock_guard lock(mutex_);
       ++slow_periods_[peer];
@@ -93,39 +95,6 @@ void CommunicatorState::same_on_all(const char* what, std::uint64_t value) {
   }
 }
 
-void CommunicatorState::choose_paths() {
-  const std::vector<Wish> wishes = [&] {
-    std::vector<Wish> parsed;
-    together("reading MARROW_PATH",
-             [&] { parsed = parse_wishes(base::parameter_string("MARROW_PATH", parameters_), nranks()); });
-    return parsed;
-  }();
-  wishes_ = wishes;
-  RankFacts mine;
-  mine.host = bootstrap_->host_id(rank());
-  mine.on_gpu = config_.place.on_gpu();
-  mine.device = config_.place.device;
-  mine.lsa_limit = base::parameter_int("MARROW_LSA_SIZE", parameters_);
-  facts_ = allgather(mine);
-  for (int r = 0; r < nranks(); ++r) {
-    if (facts_[r].on_gpu != mine.on_gpu) {
-      throw Error(Code::mismatch,
-                  base::cat("rank ", rank(), " runs on a ", mine.on_gpu ? "GPU" : "CPU", ", rank ", r, " on the other kind"),
-                  "give every rank the same kind of Config::place");
-    }
-  }
-  open_transports(wishes, facts_);
-  std::vector<std::vector<Wish>> all_wishes(nranks());
-  const auto rows = bootstrap_->allgather(std::as_bytes(std::span(wishes)));
-  for (int r = 0; r < nranks(); ++r) {
-    all_wishes[r].resize(nranks());
-    std::memcpy(all_wishes[r].data(), rows[r].data(), rows[r].size());
-  }
-  plan_ = plan_paths(facts_, all_wishes, {});
-}
-
-void CommunicatorState::open_transports(const std::vector<Wish>&, std::vector<RankFacts>&) {}
-
 std::shared_ptr<DeviceState> CommunicatorState::device_communicator(const Requirements& requirements) {
   auto device = std::make_shared<DeviceState>(shared_from_this(), requirements);
   std::lock_guard lock(mutex_);
@@ -138,7 +107,11 @@ void CommunicatorState::forget(DeviceState* device) {
   std::erase_if(devices_, [&](const auto& kept) { return kept.get() == device; });
 }
 
-void CommunicatorState::check() { faults_->throw_if_any(); }
+void CommunicatorState::check() {
+  faults_->throw_if_any();
+  std::lock_guard lock(mutex_);
+  for (const auto& device : devices_) device->check();
+}
 
 void CommunicatorState::revoke(const std::string& why) {
   faults_->aborted(base::cat("by rank ", rank(), ": ", why.empty() ? "no reason given" : why));
@@ -154,25 +127,11 @@ std::vector<bool> CommunicatorState::agree_failures(std::chrono::milliseconds de
     devices = devices_;
   }
   for (const auto& device : devices) device->mask(failed);
+  for (int r = 0; proxy_ && r < nranks(); ++r) {
+    if (failed[r]) proxy_->fail_peer(r);
+  }
   faults_->agreed(failed);
   return failed;
-}
-
-std::vector<PeerInfo> CommunicatorState::peers() const {
-  std::vector<PeerInfo> result;
-  const int me = bootstrap_->rank();
-  for (int r = 0; r < bootstrap_->nranks(); ++r) {
-    PeerInfo info;
-    info.rank = r;
-    info.path = plan_.path[me][r];
-    info.same_host = bootstrap_->same_host(r);
-    info.same_process = bootstrap_->same_process(r);
-    info.emulated = !config_.place.on_gpu() || (info.path == Path::gda && facts_[me].gda_emulated);
-    info.transport = info.path == Path::lsa ? "load/store" : name(info.path);
-    info.rejected = rejections(plan_, facts_, wishes_, me, r, gda_reason_);
-    result.push_back(std::move(info));
-  }
-  return result;
 }
 
 PeerStatistics CommunicatorState::statistics(int peer) const {
@@ -194,22 +153,30 @@ void CommunicatorState::close() {
   if (closed_ || !bootstrap_) return;
   closed_ = true;
   std::exception_ptr failure;
-  try {
-    // Every rank's kernels are done with everybody's memory. The survivors' barrier: a dead peer
-    // cannot come, and is no reason to keep resources.
-    if (!bootstrap_->revoked()) bootstrap_->barrier();
-  } catch (...) {
-    failure = std::current_exception();
-  }
+  // The survivors' barrier: a dead peer cannot come, and is no reason to keep resources.
+  const auto meet = [&] {
+    try {
+      if (!failure && !bootstrap_->revoked()) bootstrap_->barrier();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  };
   std::vector<std::shared_ptr<DeviceState>> devices;
   std::vector<std::shared_ptr<WindowState>> windows;
+  meet();  // every rank's kernels are done with everybody's memory
   {
     std::lock_guard lock(mutex_);
     devices.swap(devices_);
     windows.swap(windows_);
   }
+  for (const auto& device : devices) device->stop();
+  meet();  // no proxy thread of any rank touches anything any more
+  bootstrap_->on_change({});
+  bootstrap_->on_revoke({});
   for (const auto& device : devices) device->release();
   for (const auto& window : windows) window->release();
+  proxy_.reset();
+  nic_.reset();
   try {
     bootstrap_->close();
   } catch (...) {

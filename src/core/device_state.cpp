@@ -67,6 +67,7 @@ DeviceState::DeviceState(std::shared_ptr<CommunicatorState> comm, const Requirem
   h.counter_base = private_words(h.counters);
   make_sync_memory(*comm);
   make_counters(*comm);
+  connect(*comm);
   comm->bootstrap().barrier();  // every rank's sync memory is mapped before anybody signals
   open_ = true;
 }
@@ -88,7 +89,7 @@ void DeviceState::make_sync_memory(CommunicatorState& comm) {
     const Memory kind = path == Path::lsa ? Memory::device : Memory::host;
     memory::Block block;
     comm.together("allocating sync memory", [&] { block = arena_->allocate(std::max<std::uint64_t>(bytes, 16), kind); });
-    sync_[p] = std::make_unique<SymmetricBlock>(comm, *arena_, block, comm.next_symmetric_id(), bit(path));
+    sync_[p] = std::make_unique<SymmetricBlock>(comm, *arena_, block, comm.next_symmetric_id(), bit(path), gda::Access::sync);
     handle_.sync[p] = sync_[p]->handle();
     handle_.sync[p].atomic_path = path;
   }
@@ -104,6 +105,38 @@ void DeviceState::make_counters(CommunicatorState& comm) {
   handle_.connected |= bit(Path::lsa);  // local completions of the lsa path need no connection
 }
 
+void DeviceState::connect(CommunicatorState& comm) {
+  if (comm.uses(Path::gda)) {
+    const bool counting = handle_.counters > 0;
+    if (counting) {
+      comm.together("registering counters with the NIC", [&] {
+        gda_counters_ = comm.nic()->register_region(counters_[static_cast<int>(Path::gda)], gda::Access::sync);
+      });
+    }
+    queues_ = comm.nic()->connect(comm.bootstrap(), *arena_, requirements_, counting ? &gda_counters_ : nullptr);
+    handle_.gda = queues_->device();
+  }
+  if (comm.uses(Path::proxy)) {
+    proxy_device_ = comm.proxy()->create_device(*arena_, requirements_, counters_[static_cast<int>(Path::proxy)]);
+    handle_.proxy = proxy_device_->device();
+  }
+}
+
+void DeviceState::stop() {
+  if (proxy_device_) proxy_device_->stop();
+}
+
+void DeviceState::check() const {
+  if (!queues_) return;
+  const std::vector<gda::QueueError> errors = queues_->errors();
+  if (errors.empty()) return;
+  const gda::QueueError& first = errors.front();
+  throw Error(first.code,
+              errors.size() == 1 ? first.sentence
+                                 : base::cat(first.sentence, " (", errors.size(), " queues in error)"),
+              first.next_step);
+}
+
 const DeviceCommunicator& DeviceState::handle() const {
   if (!open_) {
     throw Error(Code::invalid_argument, "the device communicator is closed",
@@ -115,7 +148,9 @@ const DeviceCommunicator& DeviceState::handle() const {
 void DeviceState::close() {
   const auto comm = comm_.lock();
   if (!comm || !open_) return;
-  comm->bootstrap().barrier();
+  comm->bootstrap().barrier();  // no kernel uses it any more
+  stop();
+  comm->bootstrap().barrier();  // no proxy thread either
   comm->forget(this);
   release();
 }
@@ -123,6 +158,9 @@ void DeviceState::close() {
 void DeviceState::release() {
   if (!open_) return;
   open_ = false;
+  proxy_device_.reset();
+  queues_.reset();
+  if (const auto comm = comm_.lock(); comm && comm->nic()) comm->nic()->deregister(gda_counters_);
   for (auto& block : sync_) block.reset();
   arena_.reset();
 }
@@ -130,7 +168,9 @@ void DeviceState::release() {
 void DeviceState::mask(const std::vector<bool>& failed) {
   if (!open_) return;
   for (std::size_t r = 0; r < failed.size(); ++r) {
-    if (failed[r]) arena_->update(path_table_, r, &kPathFailed, 1);
+    if (!failed[r]) continue;
+    arena_->update(path_table_, r, &kPathFailed, 1);
+    if (queues_) queues_->mask_peer(static_cast<int>(r));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "core/symmetric_block.hpp"
+#include "gda/queues.hpp"
 
 namespace marrow::core {
 
@@ -18,6 +19,10 @@ class DeviceState {
   const DeviceCommunicator& handle() const;
   /// Collective: frees now, on every rank.
   void close();
+  /// Local: proxy threads touch nothing for us any more.
+  void stop();
+  /// Throws the first error that a queue recorded.
+  void check() const;
   /// Local: frees; the communicator has seen to it that nobody uses it.
   void release();
   /// The survivors agreed that these ranks failed: operations to them return peer_failed at once.
@@ -26,6 +31,7 @@ class DeviceState {
  private:
   void make_sync_memory(CommunicatorState& comm);
   void make_counters(CommunicatorState& comm);
+  void connect(CommunicatorState& comm);
   std::uint64_t* private_words(std::uint64_t count);
 
   std::weak_ptr<CommunicatorState> comm_;
@@ -35,6 +41,9 @@ class DeviceState {
   std::uint8_t* path_table_ = nullptr;
   std::array<std::unique_ptr<SymmetricBlock>, kPaths> sync_;
   std::array<memory::Block, kPaths> counters_;
+  gda::Region gda_counters_;
+  std::unique_ptr<gda::Queues> queues_;
+  std::unique_ptr<proxy::Device> proxy_device_;
   bool open_ = false;
 };
 

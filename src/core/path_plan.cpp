@@ -18,12 +18,12 @@ Wish wish_of(const std::string& word, const std::string& whole) {
               "use auto, lsa, gda or proxy, or one of them per rank, separated by commas");
 }
 
+}  // namespace
+
 bool gda_reaches(const RankFacts& a, const RankFacts& b) {
   if (!a.gda_usable || !b.gda_usable || a.gda_emulated != b.gda_emulated) return false;
   return !a.gda_emulated || a.host == b.host;
 }
-
-}  // namespace
 
 std::vector<Wish> parse_wishes(const std::string& text, int nranks) {
   std::vector<std::string> words;

@@ -29,6 +29,9 @@ enum class Wish : std::uint8_t { automatic, lsa, gda, proxy };
 /// @throws Error(invalid_argument) naming the entry
 std::vector<Wish> parse_wishes(const std::string& text, int nranks);
 
+/// Whether both opened NICs that can talk to each other.
+bool gda_reaches(const RankFacts& a, const RankFacts& b);
+
 struct PathPlan {
   std::vector<std::vector<Path>> path;  ///< [from][to]
   Path atomic = Path::lsa;              ///< weakest that any pair takes

@@ -14,15 +14,10 @@
 #include "bootstrap/bootstrap.hpp"
 #include "core/fault_board.hpp"
 #include "core/path_plan.hpp"
+#include "gda/nic.hpp"
 #include "marrow/marrow.hpp"
 #include "memory/arena.hpp"
-
-namespace marrow::gda {
-class Nic;
-}
-namespace marrow::proxy {
-class Transport;
-}
+#include "proxy/transport.hpp"
 
 namespace marrow::core {
 
@@ -93,7 +88,9 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
 
  private:
   void choose_paths();
-  void open_transports(const std::vector<Wish>& wishes, std::vector<RankFacts>& facts);
+  std::vector<std::vector<bool>> who_reaches_whom();
+  void open_gda();
+  void open_proxy();
   void watch();
   std::shared_ptr<WindowState> keep(std::shared_ptr<WindowState> window);
 
@@ -103,8 +100,8 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   std::unique_ptr<memory::Arena> arena_;
   memory::Block control_;
   std::unique_ptr<FaultBoard> faults_;
-  std::shared_ptr<gda::Nic> nic_;
-  std::shared_ptr<proxy::Transport> proxy_;
+  std::unique_ptr<gda::Nic> nic_;
+  std::unique_ptr<proxy::Transport> proxy_;
   std::vector<RankFacts> facts_;
   std::vector<Wish> wishes_;
   std::string gda_reason_;

@@ -5,10 +5,8 @@
 
 namespace marrow::core {
 
-struct SymmetricBlock::GdaRegistration {};
-
 SymmetricBlock::SymmetricBlock(CommunicatorState& comm, memory::Arena& arena, const memory::Block& block,
-                               std::uint32_t id, PathBits paths)
+                               std::uint32_t id, PathBits paths, gda::Access access)
     : comm_(comm), arena_(arena), block_(block), paths_(paths), peers_(comm.nranks()) {
   handle_.abi = kAbiVersion;
   handle_.id = id;
@@ -17,11 +15,13 @@ SymmetricBlock::SymmetricBlock(CommunicatorState& comm, memory::Arena& arena, co
   handle_.atomic_path = comm.plan().atomic;
   handle_.host_memory = block.kind == Memory::host;
   if (paths_ & bit(Path::lsa)) map_peers();
-  if (paths_ & bit(Path::gda)) register_gda();
+  if (paths_ & bit(Path::gda)) register_gda(access);
   if (paths_ & bit(Path::proxy)) register_proxy();
 }
 
 SymmetricBlock::~SymmetricBlock() {
+  if (proxy_registered_) comm_.proxy()->deregister(handle_.id);
+  if (comm_.nic()) comm_.nic()->deregister(gda_);
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     // Mappings are ours to release; aliases and our own block are not (release ignores them).
     if (r != comm_.rank() && peers_[r].device && !comm_.bootstrap().same_process(r)) arena_.release(peers_[r]);
@@ -35,7 +35,45 @@ void SymmetricBlock::map_peers() {
   handle_.lsa = arena_.upload(std::span<const std::uint64_t>(addresses));
 }
 
-void SymmetricBlock::register_gda() {}
-void SymmetricBlock::register_proxy() {}
+void SymmetricBlock::register_gda(gda::Access access) {
+  comm_.together("registering memory with the NIC", [&] {
+    std::string why;
+    if (!comm_.nic()->can_use(block_.kind, &why)) {
+      throw Error(Code::unsupported,
+                  base::cat("a window of ", block_.kind == Memory::host ? "host" : "device", " memory on the gda path of rank ",
+                            comm_.rank(), ": ", why),
+                  "use Memory::host for windows of this communicator, or MARROW_PATH=lsa|proxy; `marrow info` shows each pair");
+    }
+    gda_ = comm_.nic()->register_region(block_, access);
+  });
+  struct Remote {
+    std::uint64_t iova;
+    std::uint32_t rkey;
+    std::uint32_t reserved;
+  };
+  const auto remotes = comm_.allgather(Remote{gda_.iova, gda_.rkey_be, 0});
+  std::vector<std::uint64_t> bases;
+  std::vector<std::uint32_t> keys;
+  for (const Remote& remote : remotes) {
+    bases.push_back(remote.iova);
+    keys.push_back(remote.rkey);
+  }
+  handle_.gda_base = arena_.upload(std::span<const std::uint64_t>(bases));
+  handle_.gda_rkey = arena_.upload(std::span<const std::uint32_t>(keys));
+  handle_.gda_local = gda_.iova;
+  handle_.gda_lkey = gda_.lkey_be;
+}
+
+void SymmetricBlock::register_proxy() {
+  comm_.together("checking memory for the proxy path", [&] {
+    const std::string why = comm_.proxy()->refuses(block_, true);
+    if (!why.empty()) {
+      throw Error(Code::unsupported, base::cat("a window on the proxy path of rank ", comm_.rank(), ": ", why),
+                  "use Memory::host for windows of this communicator, or MARROW_PATH=lsa; `marrow info` shows each pair");
+    }
+  });
+  comm_.proxy()->register_window(handle_.id, block_);
+  proxy_registered_ = true;
+}
 
 }  // namespace marrow::core

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/state.hpp"
+#include "gda/nic.hpp"
 
 namespace marrow::core {
 
@@ -18,7 +19,7 @@ class SymmetricBlock {
   /// Collective. The block stays the caller's; the arena keeps tables and mappings.
   /// @param id  the same on every rank; what proxy descriptors carry
   SymmetricBlock(CommunicatorState& comm, memory::Arena& arena, const memory::Block& block, std::uint32_t id,
-                 PathBits paths);
+                 PathBits paths, gda::Access access);
   /// Local: deregisters and unmaps. Nobody may use the block any more.
   ~SymmetricBlock();
   SymmetricBlock(const SymmetricBlock&) = delete;
@@ -31,7 +32,7 @@ class SymmetricBlock {
 
  private:
   void map_peers();
-  void register_gda();
+  void register_gda(gda::Access access);
   void register_proxy();
 
   CommunicatorState& comm_;
@@ -40,8 +41,7 @@ class SymmetricBlock {
   PathBits paths_;
   WindowHandle handle_;
   std::vector<memory::Block> peers_;
-  struct GdaRegistration;
-  std::unique_ptr<GdaRegistration> gda_;
+  gda::Region gda_;
   bool proxy_registered_ = false;
 };
 

@@ -9,7 +9,8 @@ WindowState::WindowState(std::shared_ptr<CommunicatorState> comm, const memory::
     : comm_(comm), block_(block), owned_(owned) {
   // Load/store pointers are made for the whole team whatever the paths are: Lsa::pointer needs them.
   symmetric_ = std::make_unique<SymmetricBlock>(*comm, comm->arena(), block_, comm->next_symmetric_id(),
-                                                static_cast<PathBits>(comm->plan().connected() | bit(Path::lsa)));
+                                                static_cast<PathBits>(comm->plan().connected() | bit(Path::lsa)),
+                                                gda::Access::data);
 }
 
 void WindowState::close() {
@@ -69,8 +70,6 @@ std::shared_ptr<WindowState> CommunicatorState::register_window(void* pointer, s
   return keep(std::make_shared<WindowState>(shared_from_this(), block, false));
 }
 
-struct LocalBufferState::Registrations {};
-
 LocalBufferState::LocalBufferState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block,
                                    std::uint32_t id)
     : comm_(std::move(comm)) {
@@ -79,9 +78,25 @@ LocalBufferState::LocalBufferState(std::shared_ptr<CommunicatorState> comm, cons
   handle_.bytes = block.bytes;
   handle_.local = block.device;
   handle_.host_memory = block.kind == Memory::host;
+  if (comm_->nic()) {
+    gda_ = comm_->nic()->register_region(block, gda::Access::local);
+    handle_.gda_local = gda_.iova;
+    handle_.gda_lkey = gda_.lkey_be;
+  }
+  if (comm_->proxy()) {
+    if (const std::string why = comm_->proxy()->refuses(block, false); !why.empty()) {
+      if (comm_->nic()) comm_->nic()->deregister(gda_);
+      throw Error(Code::unsupported, base::cat("a local buffer on the proxy path: ", why),
+                  "use host memory, or MARROW_PATH=lsa");
+    }
+    comm_->proxy()->register_region(handle_.id, block);
+  }
 }
 
-LocalBufferState::~LocalBufferState() = default;
+LocalBufferState::~LocalBufferState() {
+  if (comm_->proxy()) comm_->proxy()->deregister(handle_.id);
+  if (comm_->nic()) comm_->nic()->deregister(gda_);
+}
 
 std::uint32_t CommunicatorState::next_local_id() {
   std::lock_guard lock(mutex_);

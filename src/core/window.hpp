@@ -36,8 +36,7 @@ class LocalBufferState {
  private:
   std::shared_ptr<CommunicatorState> comm_;
   LocalBufferHandle handle_;
-  struct Registrations;
-  std::unique_ptr<Registrations> registrations_;
+  gda::Region gda_;
 };
 
 }  // namespace marrow::core
