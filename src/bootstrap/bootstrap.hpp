@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ranks of one job find each other, exchange small data and file descriptors, and watch each
+// other. A star of TCP or Unix connections around the lowest live rank (the root); when the root dies
+// the survivors meet again at the next. One service thread per object, asleep when nothing happens.
+//
+// All methods may be called by any thread, collectives by one thread at a time and by all live ranks in
+// the same order. Callbacks run on the service thread and must not call collectives or close().
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/deadline.hpp"
+#include "base/fd.hpp"
+#include "base/parameters.hpp"
+#include "marrow/unique_id.hpp"
+
+namespace marrow::bootstrap {
+
+/// What this rank knows about a peer.
+enum class PeerState : std::uint8_t {
+  alive,
+  slow,   ///< silent for a few heartbeats (stopped, link down); may come back
+  failed  ///< connection closed, or silent for MARROW_PEER_TIMEOUT; final
+};
+const char* name(PeerState state) noexcept;
+
+struct Options {
+  /// Bound of set-up; default MARROW_BOOTSTRAP_TIMEOUT from now.
+  std::optional<base::Deadline> deadline;
+  base::Parameters parameters;
+  /// How long a connection may take to prove that it belongs here.
+  std::chrono::milliseconds handshake_timeout{5000};
+};
+
+class Bootstrap {
+ public:
+  /// Collective of all ranks. Throws the same Error on every rank that can be told:
+  ///   mismatch          rank counts differ, one rank number twice, rank out of range
+  ///   timeout           a rank never came; the sentence lists the missing
+  ///   authentication    this rank's id has another secret
+  ///   version           ranks run different versions
+  ///   peer_failed       a rank died during set-up
+  ///   invalid_argument  nranks < 1, or a damaged id
+  Bootstrap(const UniqueId& id, int nranks, int rank, Options options = {});
+
+  /// Without a close() before it, the others see this rank as failed.
+  ~Bootstrap();
+  Bootstrap(const Bootstrap&) = delete;
+  Bootstrap& operator=(const Bootstrap&) = delete;
+
+  int rank() const noexcept;
+  int nranks() const noexcept;
+
+  // Collectives. Default deadline: MARROW_BOOTSTRAP_TIMEOUT from the call. They throw
+  //   peer_failed  a peer died that agree_failures() has not masked yet; never a hang
+  //   mismatch     ranks called different collectives at this point; every later call says so again
+  //   timeout      lists the ranks that did not call
+  //   aborted      revoked, or the others declared this rank failed
+  // Masked ranks take no part.
+  using MaybeDeadline = std::optional<base::Deadline>;
+
+  /// Every rank's bytes (sizes may differ; at most 256 MiB in sum), by rank; empty for masked ranks.
+  std::vector<std::vector<std::byte>> allgather(std::span<const std::byte> mine,
+                                                MaybeDeadline deadline = {});
+  void barrier(MaybeDeadline deadline = {});
+  /// Bytes of `root`, whose `mine` counts; that of others is ignored.
+  std::vector<std::byte> broadcast(int root, std::span<const std::byte> mine,
+                                   MaybeDeadline deadline = {});
+  /// Copies of every same-host peer's descriptors, in their order; empty for peers elsewhere and for
+  /// masked ranks; own entry: duplicates. Descriptors are close-on-exec.
+  std::vector<std::vector<base::Fd>> exchange_fds(std::span<const int> mine,
+                                                  MaybeDeadline deadline = {});
+
+  /// Collective of the survivors: all return the same mask (true: failed), also when another rank
+  /// dies meanwhile. Afterwards collectives run among the unmasked. Throws timeout (listing who did
+  /// not call; calling again continues) or aborted.
+  std::vector<bool> agree_failures(MaybeDeadline deadline = {});
+
+  /// Last collective; afterwards connections are gone and no peer counts as failed for it. Tears down
+  /// even when it throws. Calling it twice does nothing.
+  void close(MaybeDeadline deadline = {});
+
+  // Liveness.
+  PeerState state(int peer) const;
+  /// Why, in a sentence; empty for a peer that is alive.
+  std::string state_sentence(int peer) const;
+  /// Ranks masked by agree_failures() so far.
+  std::vector<bool> mask() const;
+  /// Called at each change of a peer's state, and at once for peers that are not alive now. With
+  /// peer == rank(): the others declared this rank failed. An empty function ends it; no call is
+  /// running once on_change returns.
+  using OnChange = std::function<void(int peer, PeerState state, const std::string& sentence)>;
+  void on_change(OnChange callback);
+
+  /// Tells all ranks to give up, with the reason. Collectives but agree_failures() and close() throw
+  /// aborted from then on, everywhere. The first revoke counts.
+  void revoke(const std::string& sentence);
+  /// The reason, once revoked.
+  std::optional<std::string> revoked() const;
+  /// Called once, when some rank (`by`) revoked; like on_change.
+  using OnRevoke = std::function<void(int by, const std::string& sentence)>;
+  void on_revoke(OnRevoke callback);
+
+  // Where the peers are. Valid for all ranks from the end of the constructor on.
+  std::uint64_t host_id(int peer) const;
+  std::uint64_t process_id(int peer) const;  ///< unique per process, not a pid
+  std::int64_t pid(int peer) const;          ///< in the peer's own PID namespace, for messages
+  std::string host_name(int peer) const;
+  bool same_host(int peer) const;  ///< descriptors can be passed
+  bool same_process(int peer) const;
+  /// The present centre of the star.
+  int root() const;
+
+ private:
+  class Service;
+  std::unique_ptr<Service> service_;
+};
+
+}  // namespace marrow::bootstrap
