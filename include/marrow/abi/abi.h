@@ -9,10 +9,12 @@
 #if defined(__CUDACC__)
 #define MARROW_HOST_DEVICE __host__ __device__
 #define MARROW_DEVICE __device__ __forceinline__
+#define MARROW_DEVICE_COLD __device__ __noinline__
 #define MARROW_KERNEL __global__ void
 #else
 #define MARROW_HOST_DEVICE
 #define MARROW_DEVICE inline
+#define MARROW_DEVICE_COLD inline __attribute__((noinline, cold))
 #define MARROW_KERNEL void
 #endif
 

@@ -15,7 +15,8 @@
 //   observe<S>(p)                 acquire load: what the publisher stored before is visible after it
 //   publish<S>(Store{p, v}...)    GPU: one release fence, then relaxed stores in the order given; CPU: each a release store
 //   publish_add<S>(p, n)          release reduction; no result
-//   Publication<S> out; out.store(p, v); out.add(p, n);   the same release for many words
+//   publish_max<S>(p, n)          release maximum; no result
+//   Publication<S> out; out.store(p, v); out.store<W>(p, v); out.add(p, n);   the same release for many words; W: scope of that store
 //   settle<S>()                   orders all earlier stores before all later ones of this thread, whatever the word (cross-context fence)
 //   cells      store_cell(p, Cell16) load_cell(p)       16 aligned bytes at once, relaxed, system scope
 //   copy(dst, src, bytes, rank, size)                   rank's share of a copy by `size` threads, through registers
@@ -64,9 +65,17 @@ inline namespace gpu_device {
 inline namespace cpu_device {
 #endif
 
+/// What waiting needs of a communicator, small enough to hand to a function that is not inlined. (A
+/// reference to a kernel's parameter would make the compiler copy all of it to local memory.)
+struct WaitWords {
+  ControlBlock* control;
+  std::uint64_t wait_ns;
+};
+MARROW_DEVICE WaitWords wait_words(const DeviceCommunicator& comm) { return {comm.control, comm.wait_ns}; }
+
 /// What a wait or an operation that names `peer` must return now, from the words the host writes.
 /// peer < 0: names no peer. Reads host memory: about 1 us on a GPU, so only waits do it.
-MARROW_DEVICE Status control_status(const DeviceCommunicator& comm, int peer = -1) {
+MARROW_DEVICE Status control_status(const WaitWords& comm, int peer = -1) {
   const std::uint64_t state = load_relaxed<Scope::system>(&comm.control->state);
   if (state == kControlOk) return Status::ok;
   if (state & kControlAborted) return Status::aborted;
@@ -77,32 +86,41 @@ MARROW_DEVICE Status control_status(const DeviceCommunicator& comm, int peer = -
   }
   return Status::ok;
 }
+MARROW_DEVICE Status control_status(const DeviceCommunicator& comm, int peer = -1) {
+  return control_status(wait_words(comm), peer);
+}
 
 /// Spins until predicate() is true, the deadline passes, or the host says stop. The only spin loop
-/// of device code. The predicate does its own observe() and may look at many words.
+/// of device code. The predicate does its own observe() and may look at many words; it is looked at
+/// once more after the decision to give up.
 /// @param deadline  ns; 0: the communicator's default
 /// @param peer      rank this wait depends on, or -1; a failed (masked) one ends the wait
 /// @return ok, timeout (what was waited for may still come), peer_failed, aborted
 template <class Predicate>
-MARROW_DEVICE Status wait_until(const DeviceCommunicator& comm, Deadline deadline,
-                                Predicate&& predicate, int peer = -1) {
+MARROW_DEVICE Status wait_until(const WaitWords& comm, Deadline deadline, Predicate&& predicate, int peer = -1) {
   constexpr std::uint64_t kLookNs = 10000;  // a look at host memory costs a PCIe read
-  if (predicate()) return Status::ok;
   const std::uint64_t limit = deadline.ns ? deadline.ns : comm.wait_ns;
-  const std::uint64_t start = now_ns();
+  std::uint64_t start = 0;
   std::uint64_t next_look = 0;
+  Status stop = Status::ok;
   for (std::uint32_t spins = 0;; ++spins) {
-    if (predicate()) return Status::ok;
+    if (predicate()) return Status::ok;  // the only call: predicates are long and get inlined
+    if (stop != Status::ok) return stop;
+    if (spins == 0) start = now_ns();
     relax(spins);
     if ((spins & 31) != 31) continue;
     const std::uint64_t waited = now_ns() - start;
     if (waited >= next_look) {
       next_look = waited + kLookNs;
-      const Status stop = control_status(comm, peer);
-      if (stop != Status::ok) return predicate() ? Status::ok : stop;
+      stop = control_status(comm, peer);
     }
-    if (waited >= limit) return predicate() ? Status::ok : Status::timeout;
+    if (stop == Status::ok && waited >= limit) stop = Status::timeout;
   }
+}
+template <class Predicate>
+MARROW_DEVICE Status wait_until(const DeviceCommunicator& comm, Deadline deadline, Predicate&& predicate,
+                                int peer = -1) {
+  return wait_until(wait_words(comm), deadline, predicate, peer);
 }
 
 }  // namespace cpu_device / gpu_device

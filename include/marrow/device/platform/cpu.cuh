@@ -170,11 +170,23 @@ MARROW_DEVICE void publish_add(std::uint64_t* word, std::uint64_t n) {
   std::atomic_ref<std::uint64_t>(*word).fetch_add(n, std::memory_order_release);
 }
 
-template <Scope>
+/// A release maximum, for an index that several threads raise: fetch_max that publishes what the caller did.
+template <Scope, class T, class U>
+MARROW_DEVICE void publish_max(T* p, U n) {
+  schedule_point();
+  std::atomic_ref<T> word(*p);
+  T old = word.load(std::memory_order_relaxed);
+  while (old < static_cast<T>(n) &&
+         !word.compare_exchange_weak(old, static_cast<T>(n), std::memory_order_release,
+                                     std::memory_order_relaxed)) {
+  }
+}
+
+template <Scope S>
 class Publication {
  public:
   Publication() { schedule_point(); }
-  template <class T, class U>
+  template <Scope = S, class T, class U>
   void store(T* word, U value) {
     std::atomic_ref<T>(*word).store(static_cast<T>(value), std::memory_order_release);
   }

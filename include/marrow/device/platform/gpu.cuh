@@ -155,6 +155,9 @@ MARROW_DEVICE int count_lanes(std::uint32_t mask) { return __popc(mask); }
     static MARROW_DEVICE void release_reduce(std::uint64_t* p, std::uint64_t n) {                  \
       asm volatile("red.release." PTX_SCOPE ".add.u64 [%0], %1;" ::"l"(p), "l"(n) : "memory");     \
     }                                                                                              \
+    static MARROW_DEVICE void release_max(std::uint64_t* p, std::uint64_t n) {                     \
+      asm volatile("red.release." PTX_SCOPE ".max.u64 [%0], %1;" ::"l"(p), "l"(n) : "memory");     \
+    }                                                                                              \
     static MARROW_DEVICE void release_fence() {                                                    \
       asm volatile(MARROW_RELEASE_FENCE(PTX_SCOPE)::: "memory");                                   \
     }                                                                                              \
@@ -215,11 +218,17 @@ MARROW_DEVICE void publish_add(std::uint64_t* word, std::uint64_t n) {
 }
 
 template <Scope S>
+MARROW_DEVICE void publish_max(std::uint64_t* word, std::uint64_t n) {
+  Words<S>::release_max(word, n);
+}
+
+template <Scope S>
 class Publication {
  public:
   MARROW_DEVICE Publication() { Words<S>::release_fence(); }
-  template <class T, class U>
-  MARROW_DEVICE void store(T* word, U value) { Words<S>::store(word, static_cast<T>(value)); }
+  /// W: scope of the store itself, e.g. system for a doorbell after a device-scope release.
+  template <Scope W = S, class T, class U>
+  MARROW_DEVICE void store(T* word, U value) { Words<W>::store(word, static_cast<T>(value)); }
   MARROW_DEVICE void add(std::uint64_t* word, std::uint64_t n) { Words<S>::reduce(word, n); }
 };
 
