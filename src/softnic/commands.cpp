@@ -97,9 +97,6 @@ void reset_progress(QueuePair& qp, std::uint16_t start) {
   qp.stage = QueuePair::Stage::fetch;
   qp.not_before = {};
   qp.give_up = {};
-  // What lies in record and cell now is from before; only later changes are doorbells.
-  qp.last_record = qp.record == nullptr ? 0 : HostAccess::load_acquire(&qp.record->send);
-  qp.last_doorbell = qp.doorbell == nullptr ? 0 : HostAccess::load_acquire(qp.doorbell);
 }
 
 std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t* in,
@@ -135,7 +132,7 @@ std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t*
   require(reinterpret_cast<std::uintptr_t>(qp.sq) % kBlockBytes == 0, kStatusBadParameter,
           "QP: the send ring is not aligned to 64 bytes");
   object->uar = &uar(context, get(c, qpc::uar_page), "QP");
-  qp.doorbell = static_cast<const std::uint64_t*>(object->uar->reg_addr);
+  qp.doorbell = static_cast<std::uint64_t*>(object->uar->reg_addr);
   if (get(c, qpc::send_record_mode) == 0) {
     require(get(c, qpc::record_umem_valid) == 1, kStatusBadParameter, "QP: dbr_umem_valid is 0");
     object->record = &umem(context, get(c, qpc::record_umem_id), "QP record");
@@ -156,6 +153,9 @@ std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t*
   Engine::set_state(qp, kReset);
   qp.slot->qpn.store(qp.qpn, std::memory_order_release);
   reset_progress(qp, context.job->options().start_index);
+  // What lies in a new queue's record and cell is from before; only later changes are doorbells.
+  qp.last_record = qp.record == nullptr ? 0 : HostAccess::load_acquire(&qp.record->send);
+  qp.last_doorbell = HostAccess::load_acquire(qp.doorbell);
   ++object->rings->users;
   if (object->record != nullptr) ++object->record->users;
   ++object->uar->users;
@@ -248,7 +248,14 @@ void modify_object(verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, std::
     qp.remote_qpn = 0;
     qp.slot->remote_qpn.store(0, std::memory_order_relaxed);
     qp.slot->access.store(0, std::memory_order_relaxed);
-    return reset_progress(qp, object.owner->job->options().start_index);
+    const std::uint16_t start = object.owner->job->options().start_index;
+    reset_progress(qp, start);
+    // The owner starts again at the first index and rewrites the record before it posts. The register
+    // is ours: emptied, so that a doorbell equal to the last one is noticed.
+    qp.last_record = record_word(start);
+    qp.last_doorbell = 0;
+    std::atomic_ref<std::uint64_t>(*qp.doorbell).store(0, std::memory_order_relaxed);
+    return;
   }
   need_bytes(in_bytes, modify_qp::kContext + qpc::kBytes, kStatusBadInputLength);
   const std::uint8_t* c = in + modify_qp::kContext;

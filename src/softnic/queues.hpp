@@ -45,7 +45,7 @@ struct QueuePair {
   std::uint32_t rq_depth = 0;
   std::uint32_t rq_stride = 0;
   const mlx5::DoorbellRecord* record = nullptr;  ///< null without record (send_record_mode 1)
-  const std::uint64_t* doorbell = nullptr;       ///< this queue's cell of the UAR page
+  std::uint64_t* doorbell = nullptr;             ///< this queue's cell of the UAR page
   std::uint32_t user_index = 0;
   std::uint8_t context[mlx5::qpc::kBytes] = {};  ///< as given, for QUERY_QP
 
