@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/gpu.hpp"
+#include "marrow/error.hpp"
+
+namespace marrow::cli::gpu {
+namespace {
+[[noreturn]] void refuse() {
+  throw Error(Code::unsupported, why_none(), "build with nvcc >= 12.4 (-DMARROW_CUDA=ON), or use --place cpu");
+}
+}  // namespace
+
+int count() { return 0; }
+std::string why_none() { return "this marrow was built without CUDA, so it has no kernels for GPUs"; }
+std::string name(int) { refuse(); }
+std::string driver() { return {}; }
+void* create_stream(int) { refuse(); }
+void destroy_stream(int, void*) noexcept {}
+void synchronize(int, void*) { refuse(); }
+void* allocate(int, std::size_t, bool) { refuse(); }
+void release(int, void*, bool) noexcept {}
+void copy(int, void*, void*, const void*, std::size_t) { refuse(); }
+
+}  // namespace marrow::cli::gpu

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Latency: one block a rank, send and answer. One iteration is a round trip; the host halves it and says so.
+// Timed with the global timer on the device that sends first: no launch, no host in the figure.
+#pragma once
+
+#include "cli/kernels/log.cuh"
+
+namespace marrow::cli {
+#if defined(__CUDACC__)
+inline namespace gpu_device {
+#else
+inline namespace cpu_device {
+#endif
+
+/// Sends round number `round` (from 1); the answer or next ball is recognised by it.
+template <class Coop>
+MARROW_DEVICE Status serve(const PingPongArguments& a, const Gin<>& gin, std::uint64_t round, const Coop& coop) {
+  switch (a.ping) {
+    case Ping::put: return gin.put(a.peer, a.window, 0, a.source, 0, a.bytes, SignalAdd{0}, coop);
+    case Ping::put_value: {
+      const std::uint64_t value[3] = {round, round, round};
+      if (a.bytes <= 8) return gin.put_value(a.peer, a.window, 0, value[0], SignalAdd{0}, coop);
+      return gin.put_value(a.peer, a.window, 0, value, SignalAdd{0}, coop);
+    }
+    case Ping::signal: return gin.signal(a.peer, SignalAdd{0}, coop);
+    case Ping::packet: {
+      Status status = Status::ok;
+      const int packets = static_cast<int>(a.bytes / 8);
+      for (int p = coop.rank(); p < packets; p += coop.size()) {
+        status = worse(status, gin.send_packet(a.peer, p, round * 3 + p, round));
+      }
+      return status;
+    }
+  }
+  return Status::invalid;
+}
+
+template <class Coop>
+MARROW_DEVICE Status receive(const PingPongArguments& a, const Gin<>& gin, std::uint64_t round, const Coop& coop) {
+  if (a.ping != Ping::packet) return gin.wait_signal(0, round, coop);
+  Status status = Status::ok;
+  const int packets = static_cast<int>(a.bytes / 8);
+  for (int p = coop.rank(); p < packets; p += coop.size()) {
+    std::uint64_t value = 0;
+    status = worse(status, gin.receive_packet(p, round, &value));
+    if (status == Status::ok && value != round * 3 + p) status = Status::invalid;
+  }
+  // The next ball may only leave when every member has its packet.
+  coop.sync();
+  return status;
+}
+
+template <class Coop>
+MARROW_DEVICE Status rally(const PingPongArguments& a, const Coop& coop) {
+  const Gin gin(a.comm, 0);
+  Status status = Status::ok;
+  for (std::uint32_t i = 0; i < a.iterations && status == Status::ok; ++i) {
+    const std::uint64_t round = a.round + i + 1;
+    const std::uint64_t start = now_ns();
+    if (!a.first) status = receive(a, gin, round, coop);
+    if (status == Status::ok) status = serve(a, gin, round, coop);
+    if (a.first && status == Status::ok) status = receive(a, gin, round, coop);
+    if (coop.rank() == 0) a.log.sample[i] = now_ns() - start;
+  }
+  return status;
+}
+
+MARROW_KERNEL ping_pong_kernel(PingPongArguments a) {
+  begin(a.log);
+  // A lone thread skips every group barrier.
+  finish(a.log, block_size() == 1 ? rally(a, Thread{}) : rally(a, Block{}));
+}
+
+}  // namespace cpu_device / gpu_device
+}  // namespace marrow::cli

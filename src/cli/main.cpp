@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// `marrow`: demo, perf, info, env, errors. Everything is on the public API.
+#include <cstdio>
+#include <exception>
+
+#include "cli/commands.hpp"
+#include "cli/ranks.hpp"
+#include "marrow/error.hpp"
+
+namespace marrow::cli {
+
+std::map<std::string, std::string> path_parameters(const std::string& path, const std::string& network) {
+  std::map<std::string, std::string> parameters{{"MARROW_PATH", path}};
+  if (!network.empty()) parameters[path == "gda" ? "MARROW_NIC" : "MARROW_NETWORK"] = network;
+  return parameters;
+}
+
+namespace {
+
+/// 2: the command line or the machine; 1: something went wrong between ranks.
+int exit_code(Code code) {
+  switch (code) {
+    case Code::invalid_argument:
+    case Code::mismatch:
+    case Code::unsupported:
+    case Code::authentication:
+    case Code::version:
+    case Code::out_of_memory:
+    case Code::system: return 2;
+    default: return 1;
+  }
+}
+
+int run(const Invocation& invocation) {
+  switch (invocation.command) {
+    case Command::demo: return run_demo(invocation.demo);
+    case Command::perf: return run_perf(invocation.perf);
+    case Command::info: return run_info(invocation.info);
+    case Command::env: return run_env(invocation.env);
+    case Command::errors: return run_errors(invocation.errors);
+    case Command::none: break;
+  }
+  return 2;
+}
+
+/// Ranks to start as processes, or 0.
+int wanted_processes(const Invocation& invocation) {
+  const RankOptions* where = invocation.command == Command::demo   ? &invocation.demo.where
+                             : invocation.command == Command::perf ? &invocation.perf.where
+                             : invocation.command == Command::info ? &invocation.info.where
+                                                                   : nullptr;
+  if (where == nullptr || !where->processes || under_launcher()) return 0;
+  if (where->ranks != 0) return where->ranks;
+  return invocation.command == Command::demo ? 4 : 2;
+}
+
+}  // namespace
+
+int main_of(int argc, char** argv) {
+  Invocation invocation;
+  if (const std::optional<int> done = parse(argc, argv, invocation)) return *done;
+  try {
+    if (const int processes = wanted_processes(invocation)) return spawn_processes(processes, argv);
+    return run(invocation);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "marrow: %s\n", error.what());
+    return exit_code(error.code());
+  } catch (const UsageError& error) {
+    std::fprintf(stderr, "marrow: %s\n", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "marrow: %s\n", error.what());
+    return 1;
+  }
+}
+
+}  // namespace marrow::cli
+
+int main(int argc, char** argv) { return marrow::cli::main_of(argc, argv); }
