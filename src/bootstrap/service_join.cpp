@@ -22,8 +22,8 @@ namespace {
 constexpr milliseconds kDialTimeout{3000};  // one address; black holes do not answer
 constexpr milliseconds kMaxBackoff{200};
 constexpr milliseconds kRefusedMeansGone{2000};
-constexpr milliseconds kRefusingTime{
-    5000};                               // how long a failed set-up waits for ranks to tell it to
+// How long a failed set-up waits for ranks to tell it to.
+constexpr milliseconds kRefusingTime{2000};
 constexpr milliseconds kProbeAfter{50};  // survivors come by themselves; the rest is looked for
 
 enum class JoinKind : std::uint8_t { first = 0, again = 1 };

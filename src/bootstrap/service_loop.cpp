@@ -315,7 +315,7 @@ void Bootstrap::Service::on_lost(Connection& connection, const std::string& why)
   int rank = connection.rank;
   switch (connection.kind) {
     case incoming:
-      if (!connection.channel.probe() && !stop_) {
+      if (!connection.channel.established() && !stop_) {
         warn_stranger(connection.channel.where(), "closed before it said who it is");
       }
       return;

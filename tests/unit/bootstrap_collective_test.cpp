@@ -183,6 +183,62 @@ TEST(Bootstrap, RevokeReachesAllAndCloseStillWorks) {
   EXPECT_EQ(told, 3);
 }
 
+TEST(Bootstrap, ARankThatLeavesWithoutCloseIsAFailureAndTheRestAgrees) {
+  for (int leaver : {0, 2, 3}) {
+    UniqueId id = UniqueId::create();
+    std::vector<bool> expected(5);
+    expected[static_cast<std::size_t>(leaver)] = true;
+    expect_all_ok(on_threads(5, [&](int rank) {
+      Bootstrap bootstrap(id, 5, rank, options());
+      std::atomic<int> failed = -1;
+      bootstrap.on_change([&](int peer, PeerState state, const std::string&) {
+        if (state == PeerState::failed) failed = peer;
+      });
+      bootstrap.barrier();
+      if (rank == leaver) return;
+      try {
+        for (;;) bootstrap.allgather(bytes("x"));
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::peer_failed);
+        EXPECT_THAT(error.what(), HasSubstr("Rank " + std::to_string(leaver)));
+        EXPECT_THAT(error.what(), HasSubstr("left without close()"));
+      }
+      EXPECT_EQ(bootstrap.agree_failures(), expected);
+      auto all = bootstrap.allgather(bytes("y"));
+      EXPECT_EQ(text(all[1]), "y");
+      EXPECT_EQ(text(all[static_cast<std::size_t>(leaver)]), "");
+      EXPECT_THROW(bootstrap.broadcast(leaver, {}), Error);
+      int fd = STDIN_FILENO;
+      auto received = bootstrap.exchange_fds(std::span(&fd, 1));
+      EXPECT_EQ(received[static_cast<std::size_t>(leaver)].size(), 0u);
+      EXPECT_EQ(received[4].size(), 1u);
+      bootstrap.close();
+      EXPECT_EQ(failed, leaver);
+    }));
+  }
+}
+
+TEST(Bootstrap, AgreementWaitsForAllAndNamesWhoDoesNotCall) {
+  UniqueId id = UniqueId::create();
+  expect_all_ok(on_threads(3, [&](int rank) {
+    Bootstrap bootstrap(id, 3, rank, options());
+    if (rank == 2) {
+      std::this_thread::sleep_for(milliseconds(400));
+    } else {
+      try {
+        bootstrap.agree_failures(in(50));
+        ADD_FAILURE();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::timeout);
+        EXPECT_THAT(error.what(), HasSubstr("rank 2 did not call it"));
+      }
+    }
+    EXPECT_EQ(bootstrap.agree_failures(), std::vector<bool>(3));
+    bootstrap.barrier();
+    bootstrap.close();
+  }));
+}
+
 TEST(Bootstrap, FiftyCyclesLeakNothing) {
   auto mappings = [] {
     std::ifstream file("/proc/self/maps");
