@@ -12,6 +12,7 @@
 //   words      load_relaxed<S>(p) store_relaxed<S>(p, v) fetch_add_relaxed<S>(p, n)
 //              fetch_max_relaxed<S>(p, v) compare_swap_relaxed<S>(p, expected, desired) -> old
 //              load_cached(p)                           read-mostly tables; may lag until the next launch
+//              load_ahead(p) load_data_ahead(p)         a table word, a data word, loaded here and used later
 //   observe<S>(p)                 acquire load: what the publisher stored before is visible after it
 //   publish<S>(Store{p, v}...)    GPU: one release fence, then relaxed stores in the order given; CPU: each a release store
 //   publish_add<S>(p, n)          release reduction; no result
@@ -101,7 +102,7 @@ MARROW_DEVICE Status wait_until(const WaitWords& comm, Deadline deadline, Predic
   constexpr std::uint64_t kLookNs = 10000;  // a look at host memory costs a PCIe read
   const std::uint64_t limit = deadline.ns ? deadline.ns : comm.wait_ns;
   std::uint64_t start = 0;
-  std::uint64_t next_look = 0;
+  std::uint64_t next_look = kLookNs;
   Status stop = Status::ok;
   for (std::uint32_t spins = 0;; ++spins) {
     if (predicate()) return Status::ok;  // the only call: predicates are long and get inlined

@@ -49,15 +49,18 @@ MARROW_DEVICE Status Gin<kOnly...>::on_path(Path path, Body&& body) const {
   return Status::invalid;
 }
 
+/// early(rank): loads that do not depend on the path, issued together with the path's own.
 template <Path... kOnly>
+template <class Early>
 MARROW_DEVICE Status Gin<kOnly...>::resolve(const Index& peer, const Team& team, const char* operation, int* rank,
-                                            Path* path) const {
+                                            Path* path, Early&& early) const {
   if (status_ != Status::ok) return status_;
   if (static_cast<unsigned>(peer.value) >= static_cast<unsigned>(team.size)) {
     return detail::violation(comm_, peer, operation, CheckedWhat::peer, static_cast<std::uint64_t>(peer.value),
                              static_cast<std::uint64_t>(team.size));
   }
   *rank = team.world_rank(peer.value);
+  early(*rank);
   const std::uint8_t found = load_cached(comm_.path + *rank);
   if (found == kPathFailed) return Status::peer_failed;
   *path = static_cast<Path>(found);
@@ -203,12 +206,28 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window, 
   Path path;
   detail::Then then;
   Path then_path;
-  Status status = resolve(peer, detail::pick(team_world(comm_), options...), "put", &rank, &path);
+  detail::Ahead ahead;
+  Status status = status_;
   if (status == Status::ok) status = check_window(peer, "put", window, offset, bytes);
   if (status == Status::ok) status = check_region(peer, "put", source, source_offset, bytes);
+  if (status != Status::ok) return status;
+  coop.sync();  // the source's stores by other members happen before the loads below and the post
+  status = resolve(peer, detail::pick(team_world(comm_), options...), "put", &rank, &path, [&](int to) {
+    if constexpr (detail::compiled_in<kOnly...>(Path::lsa)) {
+      if (!window.lsa) return;
+      ahead.window = load_ahead(window.lsa + to);
+      if constexpr (detail::has<SignalAdd, Options...>) ahead.sync = load_ahead(comm_.sync[0].lsa + to);
+      const std::byte* from = source.local + source_offset;
+      if (bytes == 8 && (reinterpret_cast<std::uintptr_t>(from) & 7) == 0 && coop.rank() == 0) {
+        ahead.value = load_data_ahead(reinterpret_cast<const std::uint64_t*>(from));
+      }
+      ahead.has_value = bytes == 8 && (reinterpret_cast<std::uintptr_t>(from) & 7) == 0;
+    }
+  });
   if (status == Status::ok) status = plan_options(peer, path, &then, &then_path, options...);
   if (status != Status::ok) return status;
-  const detail::PutOp op{rank, window, offset, source, source_offset, bytes};
+  if constexpr (detail::has<SignalAdd, Options...>) then.lsa = path == Path::lsa ? ahead.sync : 0;
+  const detail::PutOp op{rank, window, offset, source, source_offset, bytes, ahead};
   return post_then(rank, path, then, then_path, knobs, coop, [&](auto body, const detail::Then& own, const auto& group) {
     if constexpr (decltype(body)::kPath == Path::lsa) {
       return body.put(comm_, context_, op, own, knobs, group);
@@ -343,14 +362,21 @@ template <Path... kOnly>
 MARROW_DEVICE Status Gin<kOnly...>::send_packet(Index peer, Index slot, std::uint64_t value, std::uint64_t epoch) const {
   int rank;
   Path path;
+  std::uint64_t base = 0;
   Status status = check_id(slot, comm_.packets, CheckedWhat::packet, "send_packet");
-  if (status == Status::ok) status = resolve(peer, team_world(comm_), "send_packet", &rank, &path);
+  if (status == Status::ok) {
+    status = resolve(peer, team_world(comm_), "send_packet", &rank, &path, [&](int to) {
+      if constexpr (detail::compiled_in<kOnly...>(Path::lsa)) {
+        if (comm_.sync[0].lsa) base = load_ahead(comm_.sync[0].lsa + to);
+      }
+    });
+  }
   if (status != Status::ok) return status;
   const WindowHandle& sync = comm_.sync[static_cast<int>(path)];
   const std::uint64_t offset = detail::packet_offset(comm_, slot.value);
   return on_path(path, [&](auto body) {
     if constexpr (decltype(body)::kPath == Path::lsa) {
-      store_cell(body.address(sync, rank, offset), Cell16{value, epoch});
+      store_cell(reinterpret_cast<std::byte*>(base) + offset, Cell16{value, epoch});
       return Status::ok;
     } else {
       // Two 64-bit cells of {32 data, 32 epoch}: each lands whole, the pair need not.

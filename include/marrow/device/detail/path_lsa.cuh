@@ -21,13 +21,18 @@ struct PathLsa {
     return reinterpret_cast<std::byte*>(load_cached(window.lsa + peer)) + offset;
   }
 
-  /// The whole group copies; member 0 signals after the group has met.
+  /// The whole group copies; member 0 signals after the group has met. The group has met before the
+  /// call: the source's stores by other members happen before our loads.
   template <class Coop>
   static MARROW_DEVICE Status put(const DeviceCommunicator& comm, int, const PutOp& op, const Then& then,
                                   const Knobs& knobs, const Coop& coop) {
-    coop.sync();  // the source's stores by other members happen before our loads
-    copy(address(op.window, op.peer, op.offset), op.source.local + op.source_offset, op.bytes,
-         static_cast<unsigned>(coop.rank()), static_cast<unsigned>(coop.size()));
+    std::byte* to = reinterpret_cast<std::byte*>(op.ahead.window) + op.offset;
+    if (op.ahead.has_value && (reinterpret_cast<std::uintptr_t>(to) & 7) == 0) {
+      if (coop.rank() == 0) *reinterpret_cast<std::uint64_t*>(to) = op.ahead.value;
+    } else {
+      copy(to, op.source.local + op.source_offset, op.bytes, static_cast<unsigned>(coop.rank()),
+           static_cast<unsigned>(coop.size()));
+    }
     finish(comm, op.peer, then, knobs, coop);
     return Status::ok;
   }
@@ -55,7 +60,8 @@ struct PathLsa {
   /// A reduction at system scope; strong ones release every store that happened before, whatever
   /// the context, and meet the acquire load of wait_signal at the peer.
   static MARROW_DEVICE Status add(const DeviceCommunicator&, int, int peer, const Then& then, const Knobs& knobs) {
-    auto* word = reinterpret_cast<std::uint64_t*>(address(*then.window, peer, then.offset));
+    auto* word = reinterpret_cast<std::uint64_t*>(then.lsa ? reinterpret_cast<std::byte*>(then.lsa) + then.offset
+                                                           : address(*then.window, peer, then.offset));
 #if defined(MARROW_PLANT_PUT_SIGNAL)
     (void)knobs;
     fetch_add_relaxed<Scope::system>(word, then.n);  // planted bug: the release is missing

@@ -152,6 +152,8 @@ MARROW_DEVICE T compare_swap_relaxed(T* p, U expected, V desired) {
 /// The host rewrites such tables while kernels run (a failed peer's path), hence relaxed.
 template <class T>
 MARROW_DEVICE T load_cached(const T* p) { return load_relaxed<Scope::system>(p); }
+MARROW_DEVICE std::uint64_t load_ahead(const std::uint64_t* p) { return load_cached(p); }
+MARROW_DEVICE std::uint64_t load_data_ahead(const std::uint64_t* p) { return *p; }
 
 template <Scope, class T>
 MARROW_DEVICE T observe(const T* p) {

@@ -65,98 +65,99 @@ MARROW_DEVICE int count_lanes(std::uint32_t mask) { return __popc(mask); }
 
 // One asm statement per (operation, scope, width). `volatile` and the memory clobber keep the
 // compiler from moving ordinary accesses across.
-#define MARROW_GPU_WORD(SCOPE, PTX_SCOPE)                                                          \
+#define MARROW_GPU_WORD(SCOPE, PTX_SCOPE, SPACE, ADDRESS)                                                   \
   template <>                                                                                      \
   struct Words<Scope::SCOPE> {                                                                     \
+    static MARROW_DEVICE std::size_t at(const void* p) { return ADDRESS(p); }                      \
     static MARROW_DEVICE std::uint64_t load(const std::uint64_t* p) {                              \
       std::uint64_t v;                                                                             \
-      asm volatile("ld.relaxed." PTX_SCOPE ".b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");        \
+      asm volatile("ld.relaxed." PTX_SCOPE SPACE ".b64 %0, [%1];" : "=l"(v) : "l"(at(p)) : "memory"); \
       return v;                                                                                    \
     }                                                                                              \
     static MARROW_DEVICE std::uint32_t load(const std::uint32_t* p) {                              \
       std::uint32_t v;                                                                             \
-      asm volatile("ld.relaxed." PTX_SCOPE ".b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");        \
+      asm volatile("ld.relaxed." PTX_SCOPE SPACE ".b32 %0, [%1];" : "=r"(v) : "l"(at(p)) : "memory"); \
       return v;                                                                                    \
     }                                                                                              \
     static MARROW_DEVICE std::uint8_t load(const std::uint8_t* p) {                                \
       std::uint32_t v;                                                                             \
-      asm volatile("ld.relaxed." PTX_SCOPE ".u8 %0, [%1];" : "=r"(v) : "l"(p) : "memory");         \
+      asm volatile("ld.relaxed." PTX_SCOPE SPACE ".u8 %0, [%1];" : "=r"(v) : "l"(at(p)) : "memory"); \
       return static_cast<std::uint8_t>(v);                                                         \
     }                                                                                              \
     static MARROW_DEVICE std::uint64_t acquire(const std::uint64_t* p) {                           \
       std::uint64_t v;                                                                             \
-      asm volatile("ld.acquire." PTX_SCOPE ".b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");        \
+      asm volatile("ld.acquire." PTX_SCOPE SPACE ".b64 %0, [%1];" : "=l"(v) : "l"(at(p)) : "memory"); \
       return v;                                                                                    \
     }                                                                                              \
     static MARROW_DEVICE std::uint32_t acquire(const std::uint32_t* p) {                           \
       std::uint32_t v;                                                                             \
-      asm volatile("ld.acquire." PTX_SCOPE ".b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");        \
+      asm volatile("ld.acquire." PTX_SCOPE SPACE ".b32 %0, [%1];" : "=r"(v) : "l"(at(p)) : "memory"); \
       return v;                                                                                    \
     }                                                                                              \
     static MARROW_DEVICE std::uint8_t acquire(const std::uint8_t* p) {                             \
       std::uint32_t v;                                                                             \
-      asm volatile("ld.acquire." PTX_SCOPE ".u8 %0, [%1];" : "=r"(v) : "l"(p) : "memory");         \
+      asm volatile("ld.acquire." PTX_SCOPE SPACE ".u8 %0, [%1];" : "=r"(v) : "l"(at(p)) : "memory"); \
       return static_cast<std::uint8_t>(v);                                                         \
     }                                                                                              \
     static MARROW_DEVICE void store(std::uint64_t* p, std::uint64_t v) {                           \
-      asm volatile("st.relaxed." PTX_SCOPE ".b64 [%0], %1;" ::"l"(p), "l"(v) : "memory");          \
+      asm volatile("st.relaxed." PTX_SCOPE SPACE ".b64 [%0], %1;" ::"l"(at(p)), "l"(v) : "memory"); \
     }                                                                                              \
     static MARROW_DEVICE void store(std::uint32_t* p, std::uint32_t v) {                           \
-      asm volatile("st.relaxed." PTX_SCOPE ".b32 [%0], %1;" ::"l"(p), "r"(v) : "memory");          \
+      asm volatile("st.relaxed." PTX_SCOPE SPACE ".b32 [%0], %1;" ::"l"(at(p)), "r"(v) : "memory"); \
     }                                                                                              \
     static MARROW_DEVICE void store(std::uint8_t* p, std::uint8_t v) {                             \
-      asm volatile("st.relaxed." PTX_SCOPE ".u8 [%0], %1;" ::"l"(p),                               \
+      asm volatile("st.relaxed." PTX_SCOPE SPACE ".u8 [%0], %1;" ::"l"(at(p)),                     \
                    "r"(static_cast<std::uint32_t>(v))                                              \
                    : "memory");                                                                    \
     }                                                                                              \
     static MARROW_DEVICE std::uint64_t add(std::uint64_t* p, std::uint64_t n) {                    \
       std::uint64_t v;                                                                             \
-      asm volatile("atom.relaxed." PTX_SCOPE ".add.u64 %0, [%1], %2;"                              \
+      asm volatile("atom.relaxed." PTX_SCOPE SPACE ".add.u64 %0, [%1], %2;"                        \
                    : "=l"(v)                                                                       \
-                   : "l"(p), "l"(n)                                                                \
+                   : "l"(at(p)), "l"(n)                                                            \
                    : "memory");                                                                    \
       return v;                                                                                    \
     }                                                                                              \
     static MARROW_DEVICE std::uint32_t add(std::uint32_t* p, std::uint32_t n) {                    \
       std::uint32_t v;                                                                             \
-      asm volatile("atom.relaxed." PTX_SCOPE ".add.u32 %0, [%1], %2;"                              \
+      asm volatile("atom.relaxed." PTX_SCOPE SPACE ".add.u32 %0, [%1], %2;"                        \
                    : "=r"(v)                                                                       \
-                   : "l"(p), "r"(n)                                                                \
+                   : "l"(at(p)), "r"(n)                                                            \
                    : "memory");                                                                    \
       return v;                                                                                    \
     }                                                                                              \
     static MARROW_DEVICE std::uint64_t max(std::uint64_t* p, std::uint64_t n) {                    \
       std::uint64_t v;                                                                             \
-      asm volatile("atom.relaxed." PTX_SCOPE ".max.u64 %0, [%1], %2;"                              \
+      asm volatile("atom.relaxed." PTX_SCOPE SPACE ".max.u64 %0, [%1], %2;"                        \
                    : "=l"(v)                                                                       \
-                   : "l"(p), "l"(n)                                                                \
+                   : "l"(at(p)), "l"(n)                                                            \
                    : "memory");                                                                    \
       return v;                                                                                    \
     }                                                                                              \
     static MARROW_DEVICE std::uint64_t cas(std::uint64_t* p, std::uint64_t e, std::uint64_t d) {   \
       std::uint64_t v;                                                                             \
-      asm volatile("atom.relaxed." PTX_SCOPE ".cas.b64 %0, [%1], %2, %3;"                          \
+      asm volatile("atom.relaxed." PTX_SCOPE SPACE ".cas.b64 %0, [%1], %2, %3;"                    \
                    : "=l"(v)                                                                       \
-                   : "l"(p), "l"(e), "l"(d)                                                        \
+                   : "l"(at(p)), "l"(e), "l"(d)                                                    \
                    : "memory");                                                                    \
       return v;                                                                                    \
     }                                                                                              \
     static MARROW_DEVICE std::uint32_t cas(std::uint32_t* p, std::uint32_t e, std::uint32_t d) {   \
       std::uint32_t v;                                                                             \
-      asm volatile("atom.relaxed." PTX_SCOPE ".cas.b32 %0, [%1], %2, %3;"                          \
+      asm volatile("atom.relaxed." PTX_SCOPE SPACE ".cas.b32 %0, [%1], %2, %3;"                    \
                    : "=r"(v)                                                                       \
-                   : "l"(p), "r"(e), "r"(d)                                                        \
+                   : "l"(at(p)), "r"(e), "r"(d)                                                    \
                    : "memory");                                                                    \
       return v;                                                                                    \
     }                                                                                              \
     static MARROW_DEVICE void reduce(std::uint64_t* p, std::uint64_t n) {                          \
-      asm volatile("red.relaxed." PTX_SCOPE ".add.u64 [%0], %1;" ::"l"(p), "l"(n) : "memory");     \
+      asm volatile("red.relaxed." PTX_SCOPE SPACE ".add.u64 [%0], %1;" ::"l"(at(p)), "l"(n) : "memory"); \
     }                                                                                              \
     static MARROW_DEVICE void release_reduce(std::uint64_t* p, std::uint64_t n) {                  \
-      asm volatile("red.release." PTX_SCOPE ".add.u64 [%0], %1;" ::"l"(p), "l"(n) : "memory");     \
+      asm volatile("red.release." PTX_SCOPE SPACE ".add.u64 [%0], %1;" ::"l"(at(p)), "l"(n) : "memory"); \
     }                                                                                              \
     static MARROW_DEVICE void release_max(std::uint64_t* p, std::uint64_t n) {                     \
-      asm volatile("red.release." PTX_SCOPE ".max.u64 [%0], %1;" ::"l"(p), "l"(n) : "memory");     \
+      asm volatile("red.release." PTX_SCOPE SPACE ".max.u64 [%0], %1;" ::"l"(at(p)), "l"(n) : "memory"); \
     }                                                                                              \
     static MARROW_DEVICE void release_fence() {                                                    \
       asm volatile(MARROW_RELEASE_FENCE(PTX_SCOPE)::: "memory");                                   \
@@ -173,11 +174,13 @@ MARROW_DEVICE int count_lanes(std::uint32_t mask) { return __popc(mask); }
 #define MARROW_RELEASE_FENCE(PTX_SCOPE) "fence.acq_rel." PTX_SCOPE ";"
 #endif
 
+// Words that others than the block read are in global memory, and the instructions say so: a
+// reduction at a generic address compiles to an atomic that waits for its result, 1 us over NVLink.
 template <Scope S>
 struct Words;
-MARROW_GPU_WORD(block, "cta");
-MARROW_GPU_WORD(device, "gpu");
-MARROW_GPU_WORD(system, "sys");
+MARROW_GPU_WORD(block, "cta", "", reinterpret_cast<std::size_t>);
+MARROW_GPU_WORD(device, "gpu", ".global", __cvta_generic_to_global);
+MARROW_GPU_WORD(system, "sys", ".global", __cvta_generic_to_global);
 #undef MARROW_GPU_WORD
 
 template <Scope S, class T>
@@ -196,6 +199,19 @@ MARROW_DEVICE T compare_swap_relaxed(T* p, U expected, V desired) {
 /// Read-mostly word of a table the host writes between launches.
 template <class T>
 MARROW_DEVICE T load_cached(const T* p) { return *p; }
+
+/// load_cached, issued here and not where the value is first used: several of these overlap.
+MARROW_DEVICE std::uint64_t load_ahead(const std::uint64_t* p) {
+  std::uint64_t v;
+  asm volatile("ld.global.b64 %0, [%1];" : "=l"(v) : "l"(__cvta_generic_to_global(p)));
+  return v;
+}
+/// The same for data, after this thread's earlier stores.
+MARROW_DEVICE std::uint64_t load_data_ahead(const std::uint64_t* p) {
+  std::uint64_t v;
+  asm volatile("ld.b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
 
 template <Scope S, class T>
 MARROW_DEVICE T observe(const T* p) { return Words<S>::acquire(p); }
@@ -237,15 +253,15 @@ MARROW_DEVICE void settle() { Words<S>::fence(); }
 
 MARROW_DEVICE void store_cell(void* p, Cell16 cell) {
   asm volatile(
-      "{.reg .b128 t; mov.b128 t, {%1, %2}; st.relaxed.sys.b128 [%0], t;}" ::"l"(p), "l"(cell.low),
+      "{.reg .b128 t; mov.b128 t, {%1, %2}; st.relaxed.sys.global.b128 [%0], t;}" ::"l"(__cvta_generic_to_global(p)), "l"(cell.low),
       "l"(cell.high)
       : "memory");
 }
 MARROW_DEVICE Cell16 load_cell(const void* p) {
   Cell16 cell;
-  asm volatile("{.reg .b128 t; ld.relaxed.sys.b128 t, [%2]; mov.b128 {%0, %1}, t;}"
+  asm volatile("{.reg .b128 t; ld.relaxed.sys.global.b128 t, [%2]; mov.b128 {%0, %1}, t;}"
                : "=l"(cell.low), "=l"(cell.high)
-               : "l"(p)
+               : "l"(__cvta_generic_to_global(p))
                : "memory");
   return cell;
 }
@@ -276,32 +292,44 @@ MARROW_DEVICE void copy_elements(T* dst, const T* src, std::size_t n, unsigned r
   for (; i < n; i += size) dst[i] = src[i];
 }
 
+/// Bytes before both sides are aligned, whole elements of T, bytes after.
+template <class T>
+MARROW_DEVICE void copy_as(unsigned char* to, const unsigned char* from, std::size_t bytes, unsigned rank, unsigned size) {
+  std::size_t head = -reinterpret_cast<std::uintptr_t>(to) & (sizeof(T) - 1);
+  if (head > bytes) head = bytes;
+  const std::size_t elements = (bytes - head) / sizeof(T);
+  copy_elements(reinterpret_cast<T*>(to + head), reinterpret_cast<const T*>(from + head), elements, rank, size);
+  const std::size_t done = head + elements * sizeof(T);
+  for (std::size_t i = rank; i < head; i += size) to[i] = from[i];
+  for (std::size_t i = done + rank; i < bytes; i += size) to[i] = from[i];
+}
+
+/// Not inlined: its 32 registers of loads in flight would otherwise count in every kernel that puts.
+__device__ __noinline__ inline void copy_any(unsigned char* to, const unsigned char* from, std::size_t bytes, unsigned rank,
+                                             unsigned size) {
+  const auto differ = reinterpret_cast<std::uintptr_t>(to) ^ reinterpret_cast<std::uintptr_t>(from);
+  if ((differ & 15) == 0) {
+    copy_as<uint4>(to, from, bytes, rank, size);
+  } else if ((differ & 3) == 0) {
+    copy_as<std::uint32_t>(to, from, bytes, rank, size);
+  } else {
+    copy_elements(to, from, bytes, rank, size);
+  }
+}
+
 }  // namespace detail
 
-MARROW_DEVICE void copy(void* dst, const void* src, std::size_t bytes, unsigned rank,
-                        unsigned size) {
+MARROW_DEVICE void copy(void* dst, const void* src, std::size_t bytes, unsigned rank, unsigned size) {
   auto* to = static_cast<unsigned char*>(dst);
   auto* from = static_cast<const unsigned char*>(src);
-  const auto differ = reinterpret_cast<std::uintptr_t>(to) ^ reinterpret_cast<std::uintptr_t>(from);
-  const auto widen = [&]<class T>(T*) {
-    // bytes before both sides are aligned, whole elements, bytes after
-    std::size_t head = -reinterpret_cast<std::uintptr_t>(to) & (sizeof(T) - 1);
-    if (head > bytes) head = bytes;
-    const std::size_t elements = (bytes - head) / sizeof(T);
-    detail::copy_elements(reinterpret_cast<T*>(to + head), reinterpret_cast<const T*>(from + head),
-                          elements, rank, size);
-    const std::size_t done = head + elements * sizeof(T);
-    for (std::size_t i = rank; i < head; i += size) to[i] = from[i];
-    for (std::size_t i = done + rank; i < bytes; i += size) to[i] = from[i];
-  };
-  if (bytes == 8 && ((reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) & 7) == 0) {
+  const auto either = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) | bytes;
+  if ((either & 15) == 0 && bytes <= std::size_t{size} * 16) {
+    // At most one element a thread.
+    if (rank < bytes / 16) reinterpret_cast<uint4*>(to)[rank] = reinterpret_cast<const uint4*>(from)[rank];
+  } else if ((either & 7) == 0 && bytes == 8) {
     if (rank == 0) *reinterpret_cast<std::uint64_t*>(to) = *reinterpret_cast<const std::uint64_t*>(from);
-  } else if ((differ & 15) == 0) {
-    widen(static_cast<uint4*>(nullptr));
-  } else if ((differ & 3) == 0) {
-    widen(static_cast<std::uint32_t*>(nullptr));
   } else {
-    detail::copy_elements(to, from, bytes, rank, size);
+    detail::copy_any(to, from, bytes, rank, size);
   }
 }
 
