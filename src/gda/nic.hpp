@@ -26,7 +26,6 @@ struct Region {
   std::uint32_t lkey_be = 0;
   std::uint32_t rkey_be = 0;
   void* handle = nullptr;     ///< null: nothing registered
-  void* exposed = nullptr;    ///< softnic: memory whose descriptor it was told
 };
 
 /// What may be done to a region.

@@ -152,7 +152,14 @@ std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t*
   qp.slot->inbox.state.store(Inbox::kIdle, std::memory_order_relaxed);
   Engine::set_state(qp, kReset);
   qp.slot->qpn.store(qp.qpn, std::memory_order_release);
-  reset_progress(qp, context.job->options().start_index);
+  // A real NIC begins at 0. Here a creator may ask for another first index, to reach the wrap; a
+  // completion queue that nobody uses yet begins there too.
+  std::uint16_t start = context.job->options().start_index;
+  if (get(c, qpc::hw_sq_index) != 0) {
+    start = static_cast<std::uint16_t>(get(c, qpc::hw_sq_index));
+    if (qp.send_cq->users == 0) qp.send_cq->produced = qp.send_cq->good = start;
+  }
+  reset_progress(qp, start);
   // What lies in a new queue's record and cell is from before; only later changes are doorbells.
   qp.last_record = qp.record == nullptr ? 0 : HostAccess::load_acquire(&qp.record->send);
   qp.last_doorbell = HostAccess::load_acquire(qp.doorbell);

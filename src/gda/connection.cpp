@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gda/connection.hpp"
+
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <span>
+
+#include "base/log.hpp"
+#include "base/text.hpp"
+#include "marrow/abi/mlx5_wqe.h"
+
+namespace marrow::gda {
+namespace {
+
+using base::cat;
+
+constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t pages(std::uint64_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
+
+const char* operation_name(std::uint8_t opcode) {
+  switch (opcode) {
+    case mlx5::kNop: return "a NOP";
+    case mlx5::kWrite: return "a put (WRITE)";
+    case mlx5::kRead: return "a get or flush_remote (READ)";
+    case mlx5::kFetchAdd: return "a signal or add (FETCH_ADD)";
+    case mlx5::kCompareSwap: return "a compare_swap";
+    case mlx5::kWait: return "a counter (WAIT)";
+    default: return "an entry that is none of ours";
+  }
+}
+
+const char* advice(std::uint8_t syndrome) {
+  switch (syndrome) {
+    case mlx5::kLocalProtectionError:
+    case mlx5::kLocalLengthError:
+    case mlx5::kLocalAccessError:
+      return "check offset and size of the source or target buffer, and that it is still registered; a kernel built with MARROW_CHECKED=ON names the call";
+    case mlx5::kRemoteAccessError:
+      return "check offset and size against the peer's window, and that the window is still open there; a kernel built with MARROW_CHECKED=ON names the call";
+    case mlx5::kRemoteInvalidRequestError:
+      return "offsets of signals and atomics must be multiples of 8; a kernel built with MARROW_CHECKED=ON names the call";
+    case mlx5::kLocalQpOperationError:
+      return "something overwrote the queue; run the kernel under compute-sanitizer or AddressSanitizer";
+    case mlx5::kFlushError:
+      return "the queue was stopped; MARROW_GDA_CQ=ring keeps the first error of a queue";
+    default:
+      return "look at that rank's log; agree_failures() lets the survivors go on without it";
+  }
+}
+
+}  // namespace
+
+// The rings first, each on pages of its own; then a tail per queue: records, result words, error word.
+struct Connection::Layout {
+  static constexpr std::uint64_t kTailBytes = 512;
+  static constexpr std::uint64_t kRecord = 0;
+  static constexpr std::uint64_t kCqRecord = 64;
+  static constexpr std::uint64_t kError = 128;    // written by kernels
+  static constexpr std::uint64_t kResults = 192;  // written by the NIC: sink, then the result slots
+  static_assert(kResults + (1 + kGdaResults) * 8 <= kTailBytes);
+
+  Layout(std::uint32_t depth, std::size_t queues)
+      : ring_bytes(pages(std::uint64_t{depth} * mlx5::kBlockBytes)),
+        tails(2 * ring_bytes * queues),
+        bytes(tails + pages(queues * kTailBytes)) {}
+  std::uint64_t sq(std::size_t queue) const { return 2 * ring_bytes * queue; }
+  std::uint64_t cq(std::size_t queue) const { return sq(queue) + ring_bytes; }
+  std::uint64_t tail(std::size_t queue) const { return tails + queue * kTailBytes; }
+
+  std::uint64_t ring_bytes;
+  std::uint64_t tails;
+  std::uint64_t bytes;
+};
+
+Connection::Connection(std::shared_ptr<Device> device, bootstrap::Bootstrap& bootstrap, memory::Arena& arena,
+                       const Requirements& requirements, const Region* counters)
+    : nic_(std::move(device)),
+      arena_(arena),
+      rank_(bootstrap.rank()),
+      nranks_(bootstrap.nranks()),
+      contexts_(requirements.contexts),
+      counting_(counters != nullptr && requirements.counters > 0),
+      masked_(bootstrap.mask()) {
+  masked_.resize(static_cast<std::size_t>(nranks_));
+  const std::size_t queues = mains() * (counting_ ? 2 : 1);
+  const Layout layout(nic_->options().depth, queues);
+  // The ranks go on together or not at all: a failure is told to the others before it is thrown.
+  std::exception_ptr failure;
+  const auto step = [&](auto&& body) {
+    try {
+      if (!failure) body();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  };
+  try {
+    step([&] { make(layout, requirements); });
+    if (failure) pairs_.clear();
+    const std::vector<std::vector<std::byte>> numbers = exchange_numbers(bootstrap);
+    step([&] { connect(numbers); });
+    step([&] { publish(layout, requirements, counters); });
+    agree(bootstrap, failure == nullptr);
+  } catch (...) {
+    if (!failure) failure = std::current_exception();
+  }
+  if (failure) {
+    drop();
+    std::rethrow_exception(failure);
+  }
+}
+
+Connection::~Connection() { drop(); }
+
+void Connection::drop() noexcept {
+  pairs_.clear();
+  umem_.reset();
+  if (results_ && nic_->table().dereg_mr(results_) != 0) MARROW_WARN(gda, "freeing result words: ", nic_->failure());
+  results_ = nullptr;
+  if (block_.device) arena_.release(block_);
+  block_ = {};
+}
+
+void Connection::make(const Layout& layout, const Requirements& requirements) {
+  block_ = arena_.allocate(layout.bytes, Memory::host);
+  const std::size_t queues = mains() * (counting_ ? 2 : 1);
+  errors_ = reinterpret_cast<std::uint64_t*>(block_.host + layout.tail(0) + Layout::kError);
+  for (std::size_t q = 0; q < queues; ++q) {
+    auto* entries = reinterpret_cast<mlx5::Cqe*>(block_.host + layout.cq(q));
+    for (std::uint32_t i = 0; i < nic_->options().depth; ++i) entries[i].counter_owner = mlx5::kInitialCounterOwner;
+  }
+  umem_ = std::make_unique<Umem>(nic_, block_.host, block_.bytes);
+  results_ = nic_->table().reg_mr(nic_->pd(), block_.host + layout.tails, block_.bytes - layout.tails, verbs::IBV_ACCESS_LOCAL_WRITE);
+  if (!results_) {
+    throw Error(Code::out_of_memory, cat("registering result words with ", nic_->name(), " failed: ", nic_->failure()),
+                "raise `ulimit -l`");
+  }
+  for (std::size_t q = 0; q < queues; ++q) {
+    const QueuePlace place{layout.sq(q), layout.cq(q), layout.tail(q) + Layout::kRecord, layout.tail(q) + Layout::kCqRecord};
+    const bool companion = q >= mains();
+    pairs_.push_back(std::make_unique<QueuePair>(nic_, *umem_, place, static_cast<std::uint16_t>(requirements.first_index),
+                                                 counting_ && !companion));
+  }
+}
+
+// Every peer's queues answer before anyone posts.
+void Connection::agree(bootstrap::Bootstrap& bootstrap, bool good) {
+  const std::byte mine{good};
+  const auto all = bootstrap.allgather(std::span(&mine, 1));
+  for (int peer = 0; peer < nranks_; ++peer) {
+    if (!all[peer].empty() && all[peer][0] != std::byte{1}) {
+      throw Error(Code::network, cat("rank ", peer, " could not connect its queues"), "see that rank's error");
+    }
+  }
+}
+
+// Port, then one queue pair number per (context, peer); a single word after a failure.
+std::vector<std::vector<std::byte>> Connection::exchange_numbers(bootstrap::Bootstrap& bootstrap) {
+  std::vector<std::uint32_t> mine{0};
+  if (!pairs_.empty()) {
+    mine = {nic_->port().lid, nic_->port().mtu};
+    for (std::size_t q = 0; q < mains(); ++q) mine.push_back(pairs_[q]->number());
+  }
+  return bootstrap.allgather(std::as_bytes(std::span(mine)));
+}
+
+void Connection::connect(const std::vector<std::vector<std::byte>>& all) {
+  for (int peer = 0; peer < nranks_; ++peer) {
+    if (masked_[peer] || all[peer].empty()) continue;
+    std::vector<std::uint32_t> theirs(all[peer].size() / 4);
+    std::memcpy(theirs.data(), all[peer].data(), theirs.size() * 4);
+    if (theirs.size() != mains() + 2) {
+      throw Error(theirs.size() == 1 ? Code::network : Code::mismatch,
+                  theirs.size() == 1 ? cat("rank ", peer, " could not make its queues")
+                                     : cat("rank ", peer, " made ", theirs.size() - 2, " queues, rank ", rank_, " made ", mains()),
+                  theirs.size() == 1 ? "see that rank's error" : "every rank must ask for the same contexts");
+    }
+  }
+  for (int peer = 0; peer < nranks_; ++peer) {
+    if (masked_[peer] || all[peer].empty()) continue;
+    std::vector<std::uint32_t> theirs(mains() + 2);
+    std::memcpy(theirs.data(), all[peer].data(), theirs.size() * 4);
+    for (int context = 0; context < contexts_; ++context) {
+      const std::size_t q = static_cast<std::size_t>(context) * nranks_ + peer;
+      pairs_[q]->connect(theirs[2 + static_cast<std::size_t>(context) * nranks_ + rank_], {theirs[0], theirs[1]});
+      // A companion writes to our own counters, so it is connected to itself.
+      if (counting_) pairs_[mains() + q]->connect(pairs_[mains() + q]->number(), nic_->port());
+    }
+  }
+}
+
+void Connection::publish(const Layout& layout, const Requirements& requirements, const Region* counters) {
+  struct alignas(128) Image {
+    std::byte bytes[128];
+  };
+  std::vector<Image> image(1 + pairs_.size() * sizeof(GdaQueue) / sizeof(Image));
+  auto* header = new (image.data()) GdaDevice;
+  header->queues = static_cast<std::uint32_t>(pairs_.size());
+  if (counting_) {
+    header->companion = static_cast<std::uint32_t>(pairs_.size() / 2);
+    header->counter_base = counters->iova;
+    header->counter_rkey = counters->rkey_be;
+  }
+  for (std::size_t q = 0; q < pairs_.size(); ++q) {
+    const QueuePair& pair = *pairs_[q];
+    auto* queue = new (image.data() + 1 + q * sizeof(GdaQueue) / sizeof(Image)) GdaQueue;
+    std::byte* tail = block_.device + layout.tail(q);
+    queue->sq = block_.device + layout.sq(q);
+    queue->doorbell = pair.doorbell();
+    queue->record = reinterpret_cast<std::uint32_t*>(tail + Layout::kRecord + offsetof(mlx5::DoorbellRecord, send));
+    queue->mask = nic_->options().depth - 1;
+    queue->qpn = mlx5::to_big32(pair.number() << 8);
+    queue->sink = reinterpret_cast<std::uint64_t>(block_.host) + layout.tail(q) + Layout::kResults;
+    queue->sink_lkey = mlx5::to_big32(results_->lkey);
+    queue->cqn = mlx5::to_big32(pair.cq_number());
+    queue->cq = reinterpret_cast<const std::uint32_t*>(block_.device + layout.cq(q) + offsetof(mlx5::Cqe, counter_owner));
+    queue->result = reinterpret_cast<std::uint64_t*>(tail + Layout::kResults) + 1;
+    queue->error = reinterpret_cast<std::uint64_t*>(tail + Layout::kError);
+    queue->release = static_cast<std::uint8_t>(GdaRelease::system);
+    queue->release_reason = static_cast<std::uint8_t>(nic_->emulated() ? GdaReleaseReason::cpu_engine : GdaReleaseReason::host_memory);
+    queue->collapsed = nic_->options().collapsed ? 1 : 0;
+    // The NIC counts 16 bits; ours is the first 64-bit index from the wanted one on that agrees with it.
+    const std::uint64_t wanted = requirements.first_index;
+    const std::uint64_t first = wanted + static_cast<std::uint16_t>(pair.first() - static_cast<std::uint16_t>(wanted));
+    queue->reserved_index = queue->ready_index = queue->posted_index = queue->owed_index = first;
+    queue->completed_index = queue->fenced_index = first;
+  }
+  table_ = static_cast<const GdaDevice*>(arena_.upload(image.data(), image.size() * sizeof(Image)));
+}
+
+std::vector<QueueError> Connection::errors() const {
+  std::vector<QueueError> found;
+  const std::lock_guard lock(mutex_);
+  for (std::size_t q = 0; q < pairs_.size(); ++q) {
+    auto* word = errors_ + q * (Layout::kTailBytes / sizeof(std::uint64_t));
+    const std::uint64_t error = std::atomic_ref<std::uint64_t>(*word).load(std::memory_order_relaxed);
+    const int peer = static_cast<int>(q % nranks_);
+    if (error == 0 || masked_[peer]) continue;
+    QueueError e;
+    e.peer = peer;
+    e.context = static_cast<int>(q % mains() / nranks_);
+    e.syndrome = gda_error::syndrome(error);
+    e.code = gda_error::is_invalid(error) ? Code::network : Code::peer_failed;
+    e.sentence = cat(operation_name(gda_error::opcode(error)), " from rank ", rank_, " to rank ", peer, ", context ", e.context,
+                     q >= mains() ? " (counter queue)" : "", ", queue pair ", pairs_[q]->number(), ", entry ",
+                     gda_error::wqe_index(error), ", failed on ", nic_->name(), ": ", mlx5::syndrome_name(e.syndrome),
+                     " (syndrome ", static_cast<int>(e.syndrome), ", vendor ", static_cast<int>(gda_error::vendor(error)), ")");
+    e.next_step = advice(e.syndrome);
+    found.push_back(std::move(e));
+  }
+  return found;
+}
+
+void Connection::mask_peer(int rank) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (rank < 0 || rank >= nranks_ || masked_[rank]) return;
+  masked_[rank] = true;
+  for (int context = 0; context < contexts_; ++context) {
+    const std::size_t q = static_cast<std::size_t>(context) * nranks_ + rank;
+    pairs_[q]->stop();
+    if (counting_) pairs_[mains() + q]->stop();
+  }
+}
+
+std::string Connection::release_scope() const {
+  return nic_->emulated() ? "system: a CPU thread executes the queues" : "system: queues lie in host memory";
+}
+
+}  // namespace marrow::gda

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gda/device.hpp"
+
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "base/log.hpp"
+#include "base/system_error.hpp"
+#include "base/text.hpp"
+#include "marrow/abi/mlx5_prm.h"
+#include "marrow/error.hpp"
+
+namespace marrow::gda {
+namespace {
+
+using base::cat;
+
+constexpr std::size_t kPage = 4096;
+
+[[noreturn]] void refuse(const std::string& sentence) { throw Error(Code::unsupported, sentence); }
+
+}  // namespace
+
+std::shared_ptr<Device> Device::open(const std::string& provider, const std::string& name,
+                                     const std::string& job, const std::string& softnic_options,
+                                     const Place& place, const QueueOptions& options) {
+  const verbs::Table& table = verbs::provider(provider);
+  if (!table.has_devx()) refuse("libmlx5.so.1 is missing or lacks DevX, so no queue can be made for a GPU");
+  int count = 0;
+  verbs::ibv_device** list = table.get_device_list(&count);
+  const auto free_list = [&](verbs::ibv_device** l) {
+    if (l) table.free_device_list(l);
+  };
+  const std::unique_ptr<verbs::ibv_device*, decltype(free_list)> owned(list, free_list);
+  std::string tried;
+  for (int i = 0; i < count; ++i) {
+    const std::string found = table.get_device_name(list[i]);
+    if (!name.empty() && found != name) continue;
+    if (!table.is_supported(list[i])) {
+      tried += cat(tried.empty() ? "" : "; ", found, ": not an mlx5 device");
+      continue;
+    }
+    try {
+      std::shared_ptr<Device> device(new Device(table, place, options));
+      device->use(list[i], job, softnic_options);
+      return device;
+    } catch (const Error& error) {
+      tried += cat(tried.empty() ? "" : "; ", found, ": ", error.sentence());
+    }
+  }
+  if (tried.empty()) tried = name.empty() ? "no RDMA device" : cat("no RDMA device named ", name);
+  refuse(tried);
+}
+
+void Device::use(verbs::ibv_device* device, const std::string& job, const std::string& softnic_options) {
+  using namespace marrow::mlx5;
+  emulated_ = table_.open_device_in_job != nullptr;
+  name_ = emulated_ ? "softnic0" : table_.get_device_name(device);
+  context_ = emulated_ ? table_.open_device_in_job(device, job.c_str(), softnic_options.c_str())
+                       : table_.open_device(device);
+  if (!context_) refuse(cat("cannot be opened: ", failure()));
+
+  verbs::ibv_port_attr port{};
+  if (table_.query_port(context_, 1, &port) != 0) refuse(cat("port 1 cannot be queried: ", failure()));
+  if (port.state != verbs::kPortActive) refuse("port 1 is not active");
+  if (port.link_layer == verbs::kLinkLayerEthernet) {
+    refuse("port 1 is Ethernet (RoCE): only InfiniBand addressing is implemented on the gda path; the proxy path works over RoCE");
+  }
+  port_ = {port.lid, static_cast<std::uint32_t>(port.active_mtu)};
+
+  std::uint8_t in[hca_cap::kInBytes] = {};
+  std::uint8_t out[hca_cap::kOutBytes] = {};
+  set(in, command::opcode, kQueryHcaCap);
+  set(in, command::op_mod, hca_cap::kGeneral << 1 | 1);
+  if (table_.devx_general_cmd(context_, in, sizeof in, out, sizeof out) != 0) {
+    refuse(cat("DevX commands are refused: ", failure()));
+  }
+  const std::uint8_t* cap = out + hca_cap::kCapability;
+  if (!get(cap, hca_cap::reliable_connected) || !get(cap, hca_cap::atomic)) refuse("it has no RC queues or no atomics");
+  if (!get(cap, hca_cap::cq_overrun_ignore)) refuse("it cannot ignore completion queue overrun");
+  if (options_.depth > 1u << get(cap, hca_cap::log_max_qp_size)) {
+    refuse(cat("MARROW_GDA_DEPTH=", options_.depth, " is above its limit of ", 1u << get(cap, hca_cap::log_max_qp_size)));
+  }
+
+  pd_ = table_.alloc_pd(context_);
+  if (!pd_) refuse(cat("no protection domain: ", failure()));
+  verbs::mlx5dv_pd number{};
+  verbs::mlx5dv_obj object{};
+  object.pd = {pd_, &number};
+  if (table_.init_obj(&object, verbs::kObjectPd) != 0) refuse(cat("the protection domain has no number: ", failure()));
+  pdn_ = number.pdn;
+  if (table_.devx_query_eqn(context_, 0, &eqn_) != 0) refuse(cat("no event queue: ", failure()));
+  if (place_.on_gpu()) cuda_ = cuda::Context::of(place_.device);
+}
+
+Device::~Device() {
+  for (const auto& [page, users] : mapped_pages_) {
+    const cuda::Current current(*cuda_);
+    cuda::check_quietly(cuda::driver().host_unregister(page), "unmapping a doorbell page");
+  }
+  if (pd_ && table_.dealloc_pd(pd_) != 0) MARROW_WARN(gda, name_, ": freeing the protection domain: ", failure());
+  if (context_ && table_.close_device(context_) != 0) MARROW_WARN(gda, name_, ": closing: ", failure());
+}
+
+std::string Device::failure() const {
+  const int error = errno;
+  const char* words = table_.last_error ? table_.last_error() : "";
+  return *words ? std::string(words) : base::errno_text(error);
+}
+
+std::uint64_t* Device::map_doorbell(const verbs::mlx5dv_devx_uar& uar) {
+  auto* host = static_cast<std::byte*>(uar.reg_addr);
+  if (!place_.on_gpu()) return reinterpret_cast<std::uint64_t*>(host);
+  auto* page = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(host) & ~(kPage - 1));
+  const std::lock_guard lock(mutex_);
+  const cuda::Current current(*cuda_);
+  const auto found = mapped_pages_.find(page);
+  if (found == mapped_pages_.end()) {
+    // A register of a real NIC is I/O memory; softnic's is an ordinary page, which that flag refuses.
+    constexpr unsigned kIoMemory = 4;
+    const unsigned flags = cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap | (emulated_ ? 0 : kIoMemory);
+    cuda::check(cuda::driver().host_register(page, kPage, flags), cat("mapping a doorbell page of ", name_, " for GPU ", place_.device),
+                "the driver must allow PeerMappingOverride for a real NIC (NVreg_RegistryDwords=\"PeerMappingOverride=1;\")");
+    mapped_pages_[page] = 1;
+  } else {
+    ++found->second;
+  }
+  cuda::DevicePointer at{};
+  cuda::check(cuda::driver().host_device_pointer(&at, page, 0), cat("address of a doorbell page for GPU ", place_.device));
+  return reinterpret_cast<std::uint64_t*>(reinterpret_cast<std::byte*>(at) + (host - static_cast<std::byte*>(page)));
+}
+
+void Device::unmap_doorbell(const verbs::mlx5dv_devx_uar& uar) noexcept {
+  if (!place_.on_gpu()) return;
+  auto* page = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(uar.reg_addr) & ~(kPage - 1));
+  const std::lock_guard lock(mutex_);
+  const auto found = mapped_pages_.find(page);
+  if (found == mapped_pages_.end() || --found->second > 0) return;
+  mapped_pages_.erase(found);
+  const cuda::Current current(*cuda_);
+  cuda::check_quietly(cuda::driver().host_unregister(page), "unmapping a doorbell page");
+}
+
+}  // namespace marrow::gda

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// One opened NIC: context, protection domain, port, and the doorbell registers it hands out.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "cuda/driver.hpp"
+#include "marrow/place.hpp"
+#include "verbs/table.hpp"
+
+namespace marrow::gda {
+
+/// Where a port is, for the peers.
+struct Port {
+  std::uint32_t lid = 0;
+  std::uint32_t mtu = 5;  ///< 1 = 256 .. 5 = 4096 bytes
+};
+
+/// How to make queues; from the parameters.
+struct QueueOptions {
+  std::uint32_t depth = 1024;
+  bool collapsed = false;
+};
+
+class Device {
+ public:
+  /// Opens `name` (empty: the first usable device) of a provider.
+  /// @param job  softnic: the job all ranks open; empty for real NICs
+  /// @throws Error(unsupported) with one sentence why none could be used
+  static std::shared_ptr<Device> open(const std::string& provider, const std::string& name,
+                                      const std::string& job, const std::string& softnic_options,
+                                      const Place& place, const QueueOptions& options);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const verbs::Table& table() const { return table_; }
+  verbs::ibv_context* context() const { return context_; }
+  verbs::ibv_pd* pd() const { return pd_; }
+  std::uint32_t pdn() const { return pdn_; }
+  std::uint32_t eqn() const { return eqn_; }
+  const Port& port() const { return port_; }
+  const std::string& name() const { return name_; }
+  const Place& place() const { return place_; }
+  const QueueOptions& options() const { return options_; }
+  /// Emulated: a CPU thread is the NIC.
+  bool emulated() const { return emulated_; }
+
+  /// Why the last call through the table failed, in words.
+  std::string failure() const;
+
+  /// Makes a doorbell register's page usable by kernels.
+  /// @return the register as an address of the executor
+  std::uint64_t* map_doorbell(const verbs::mlx5dv_devx_uar& uar);
+  void unmap_doorbell(const verbs::mlx5dv_devx_uar& uar) noexcept;
+
+ private:
+  Device(const verbs::Table& table, const Place& place, const QueueOptions& options)
+      : table_(table), place_(place), options_(options) {}
+  void use(verbs::ibv_device* device, const std::string& job, const std::string& softnic_options);
+
+  const verbs::Table& table_;
+  Place place_;
+  QueueOptions options_;
+  bool emulated_ = false;
+  std::string name_;
+  verbs::ibv_context* context_ = nullptr;
+  verbs::ibv_pd* pd_ = nullptr;
+  std::uint32_t pdn_ = 0;
+  std::uint32_t eqn_ = 0;
+  Port port_;
+  std::shared_ptr<cuda::Context> cuda_;
+  std::mutex mutex_;
+  std::map<void*, int> mapped_pages_;  ///< registered with CUDA, and by how many registers
+};
+
+}  // namespace marrow::gda
