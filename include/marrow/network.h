@@ -128,6 +128,8 @@ typedef struct marrow_network_events {
   void (*message)(void* user, uint32_t peer, const void* data, uint32_t bytes);
   /** A PUT or PUT_VALUE with this immediate has landed and is visible. */
   void (*immediate)(void* user, uint32_t peer, uint32_t immediate);
+  /** The peer's endpoint or process ended; said once. Its messages were delivered before. */
+  void (*peer_down)(void* user, uint32_t peer, const char* sentence);
 } marrow_network_events;
 
 typedef struct marrow_network_address {
@@ -150,12 +152,12 @@ typedef struct marrow_network {
   int (*properties)(void* instance, uint32_t device, marrow_network_properties* properties);
 
   /** Makes an endpoint and its address, which the caller carries to every rank. */
-  int (*listen)(void* instance, uint32_t device, uint32_t rank, const marrow_network_events* events,
-                void** endpoint, marrow_network_address* address);
+  int (*listen)(void* instance, uint32_t device, uint32_t rank, uint32_t nranks,
+                const marrow_network_events* events, void** endpoint,
+                marrow_network_address* address);
   /** Collective. addresses[rank] is our own. Peers may be connected lazily; then the first operation
    * to one that cannot be reached completes with an error. timeout_ns bounds the call. */
-  int (*connect)(void* endpoint, const marrow_network_address* addresses, uint32_t nranks,
-                 uint64_t timeout_ns);
+  int (*connect)(void* endpoint, const marrow_network_address* addresses, uint64_t timeout_ns);
   /** Ends everything, bounded; outstanding operations are dropped. Also after a failed connect. */
   void (*close)(void* endpoint);
 

@@ -71,7 +71,7 @@ constexpr std::array kTable = {
          "host's GPUs out of service."),
     text("MARROW_NETWORK", "auto", "core",
          "Network under the proxy path: auto, the name of a built-in one, or the path of a plugin "
-         "(.so)."),
+         "(.so); options of a network follow a '?'."),
     text("MARROW_NIC", "auto", "gda",
          "NIC of the gda path: auto (a real one if there is one the GPU can drive), softnic, none, "
          "or a device name such as mlx5_0."),
@@ -81,6 +81,12 @@ constexpr std::array kTable = {
              "Silence after which a peer counts as failed. Before that it is slow."),
     power_of_two("MARROW_PROXY_RING", "1024", 16, 1 << 20, "proxy",
                  "Descriptors (64 bytes each) per ring of the proxy path."),
+    integer("MARROW_PROXY_SLEEP_US", "50", 1, 100000, "proxy",
+            "Microseconds that an idle progress thread sleeps at a time: the latency of the first "
+            "operation after a pause, against the load of an idle job."),
+    integer("MARROW_PROXY_SPINS", "64", 0, 1000000000, "proxy",
+            "Passes that a progress thread spins after its last work, before it yields its core "
+            "and then sleeps."),
     integer("MARROW_PROXY_THREADS", "1", 1, 64, "proxy",
             "Progress threads per communicator on the proxy path."),
     text("MARROW_RENDEZVOUS", "", "bootstrap",

@@ -17,7 +17,8 @@ class CopyEngine {
   virtual void attach_thread() = 0;
 
   /// Enqueues a copy between any two addresses of host (pinned) and device memory. Copies of one
-  /// engine finish in the order of the calls.
+  /// engine finish in the order of the calls. A source of at most 64 bytes is taken before the call
+  /// returns and may be any memory.
   /// @return a ticket for done(); tickets grow
   /// @throws Error(cuda)
   virtual std::uint64_t copy(void* to, const void* from, std::size_t bytes) = 0;
@@ -25,7 +26,8 @@ class CopyEngine {
   /// Whether that copy and all before it have finished. @throws Error(cuda)
   virtual bool done(std::uint64_t ticket) = 0;
 
-  /// Maps another process's device memory (its CUDA VMM descriptor). @throws Error
+  /// Maps another process's device memory (its CUDA VMM descriptor). This and unmap may be called by any
+  /// thread at any time. @throws Error
   virtual void* map(int fd, std::uint64_t fd_offset, std::size_t bytes) = 0;
   virtual void unmap(void* address, std::size_t bytes) = 0;
 };

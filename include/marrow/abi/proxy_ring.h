@@ -55,9 +55,10 @@ static_assert(sizeof(ProxyDescriptor) == 64 && alignof(ProxyDescriptor) == 64);
 
 inline constexpr std::uint64_t kProxyLapBit = std::uint64_t{1} << 63;
 
-/// The lap bit of ring index i: it flips each time the ring is gone round.
+/// The lap bit of ring index i: it flips each time the ring is gone round. Set in the first lap, so
+/// that zeroed memory is a ring that starts at index 0.
 MARROW_HOST_DEVICE constexpr std::uint64_t proxy_lap(std::uint64_t index, std::uint32_t log_size) {
-  return (index >> log_size & 1) ? kProxyLapBit : 0;
+  return (index >> log_size & 1) ? 0 : kProxyLapBit;
 }
 
 /// A descriptor's content. Offsets and sizes are bytes.

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shm network as a table of C functions: every exception ends here as a code and a sentence.
+#include <cstring>
+#include <exception>
+
+#include "base/text.hpp"
+#include "marrow/error.hpp"
+#include "networks/shm/endpoint.hpp"
+
+namespace marrow::networks::shm {
+namespace {
+
+struct Instance {
+  const marrow_network_services* services;
+  Options options;
+};
+
+std::string& last_sentence() {
+  thread_local std::string sentence;
+  return sentence;
+}
+
+int to_network(Code code) {
+  switch (code) {
+    case Code::invalid_argument: return MARROW_NETWORK_INVALID;
+    case Code::timeout: return MARROW_NETWORK_TIMEOUT;
+    case Code::peer_failed: return MARROW_NETWORK_PEER_FAILED;
+    case Code::unsupported: return MARROW_NETWORK_UNSUPPORTED;
+    case Code::out_of_memory: return MARROW_NETWORK_NO_MEMORY;
+    default: return MARROW_NETWORK_ERROR;
+  }
+}
+
+template <class Body>
+int guarded(Body&& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    last_sentence() = error.next_step().empty() ? error.sentence() : error.sentence() + "; " + error.next_step();
+    return to_network(error.code());
+  } catch (const std::bad_alloc&) {
+    last_sentence() = "out of memory";
+    return MARROW_NETWORK_NO_MEMORY;
+  } catch (const std::exception& error) {
+    last_sentence() = error.what();
+    return MARROW_NETWORK_ERROR;
+  }
+}
+
+Endpoint& as_endpoint(void* endpoint) { return *static_cast<Endpoint*>(endpoint); }
+
+int init(const marrow_network_services* services, const char* options, void** instance) {
+  return guarded([&] {
+    *instance = new Instance{services, parse_options(options)};
+    return MARROW_NETWORK_OK;
+  });
+}
+
+void finalize(void* instance) { delete static_cast<Instance*>(instance); }
+
+int devices(void*, std::uint32_t* count) {
+  *count = 1;
+  return MARROW_NETWORK_OK;
+}
+
+int properties(void* instance, std::uint32_t device, marrow_network_properties* out) {
+  return guarded([&] {
+    if (device != 0) throw Error(Code::invalid_argument, base::cat("network shm has no device ", device));
+    const Instance& self = *static_cast<Instance*>(instance);
+    const bool reorder = self.options.reorder != 0;
+    marrow_network_properties p{};
+    p.size = sizeof(p);
+    std::strcpy(p.device, "memory");
+    p.ordered = reorder ? 0 : 1;
+    p.device_memory = self.services->copy != nullptr && !reorder;
+    p.host_only = 1;
+    p.immediate_bytes = 4;
+    p.needs_descriptor = 1;
+    p.max_inline = MARROW_NETWORK_MAX_INLINE;
+    p.max_message = std::uint64_t{1} << 20;  // so that other peers' work is not kept waiting
+    std::memcpy(out, &p, std::min<std::size_t>(out->size, sizeof(p)));
+    return MARROW_NETWORK_OK;
+  });
+}
+
+int listen(void* instance, std::uint32_t, std::uint32_t rank, std::uint32_t nranks,
+           const marrow_network_events* events, void** endpoint, marrow_network_address* address) {
+  return guarded([&] {
+    const Instance& self = *static_cast<Instance*>(instance);
+    auto made = std::make_unique<Endpoint>(*self.services, self.options, rank, nranks, *events);
+    *address = made->address();
+    *endpoint = made.release();
+    return MARROW_NETWORK_OK;
+  });
+}
+
+int connect(void* endpoint, const marrow_network_address* addresses, std::uint64_t timeout_ns) {
+  return guarded([&] {
+    const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(
+        std::chrono::nanoseconds(static_cast<std::int64_t>(timeout_ns)));
+    as_endpoint(endpoint).connect(addresses, base::Deadline::after(timeout));
+    return MARROW_NETWORK_OK;
+  });
+}
+
+void close(void* endpoint) { delete static_cast<Endpoint*>(endpoint); }
+
+int register_memory(void* endpoint, const marrow_network_memory* memory, void** region, void* key,
+                    std::uint32_t* key_bytes) {
+  return guarded([&] {
+    *region = as_endpoint(endpoint).register_memory(*memory, key, key_bytes).release();
+    return MARROW_NETWORK_OK;
+  });
+}
+
+int deregister_memory(void* endpoint, void* region) {
+  return guarded([&] {
+    const std::unique_ptr<Region> ours(static_cast<Region*>(region));
+    as_endpoint(endpoint).deregister_memory(*ours);
+    return MARROW_NETWORK_OK;
+  });
+}
+
+int import_key(void* endpoint, std::uint32_t peer, const void* key, std::uint32_t key_bytes, void** remote) {
+  return guarded([&] {
+    *remote = as_endpoint(endpoint).import_key(peer, key, key_bytes).release();
+    return MARROW_NETWORK_OK;
+  });
+}
+
+int release_key(void* endpoint, void* remote) {
+  return guarded([&] {
+    const std::unique_ptr<Region> theirs(static_cast<Region*>(remote));
+    as_endpoint(endpoint).release_key(*theirs);
+    return MARROW_NETWORK_OK;
+  });
+}
+
+int post(void* endpoint, const marrow_network_operation* operations, std::uint32_t n) {
+  return guarded([&] { return static_cast<int>(as_endpoint(endpoint).post(operations, n)); });
+}
+
+int progress(void* endpoint) {
+  return guarded([&] { return static_cast<int>(as_endpoint(endpoint).progress()); });
+}
+
+int test(void* endpoint, marrow_network_completion* completions, std::uint32_t n) {
+  return guarded([&] { return static_cast<int>(as_endpoint(endpoint).test(completions, n)); });
+}
+
+int abort(void* endpoint, std::uint32_t peer) {
+  as_endpoint(endpoint).abort(peer);
+  return MARROW_NETWORK_OK;
+}
+
+const char* last_error() { return last_sentence().c_str(); }
+
+constexpr marrow_network kNetwork = {
+    MARROW_NETWORK_VERSION, sizeof(marrow_network), "shm", 50, 0,
+    init, finalize, devices, properties, listen, connect, close,
+    register_memory, deregister_memory, import_key, release_key,
+    post, progress, test, abort, last_error,
+};
+
+[[maybe_unused]] const int kRegistered = marrow_network_register(&kNetwork);
+
+}  // namespace
+}  // namespace marrow::networks::shm

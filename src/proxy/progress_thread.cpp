@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "proxy/progress_thread.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/prctl.h>
+
+#include "base/log.hpp"
+#include "base/text.hpp"
+
+namespace marrow::proxy {
+
+ProgressThread::ProgressThread(Engine& engine, Link& link, IdlePolicy policy, int rank, const Hooks& hooks)
+    : engine_(engine), link_(link), policy_(policy), rank_(rank), hooks_(hooks), thread_([this] { run(); }) {}
+
+ProgressThread::~ProgressThread() {
+  stop_.store(true, std::memory_order_release);
+  thread_.join();
+}
+
+void ProgressThread::run() {
+  base::log::ThreadRank named(rank_);
+  ::pthread_setname_np(::pthread_self(), "marrow-proxy");
+  // Sleeps last what they say, not 50 us more.
+  ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
+  try {
+    if (link_.copy_engine()) link_.copy_engine()->attach_thread();
+    std::uint32_t idle = 0;
+    while (!stop_.load(std::memory_order_acquire)) {
+      if (engine_.step()) {
+        idle = 0;
+        continue;
+      }
+      ++idle;
+      if (idle <= policy_.spins) {
+        relax(0);
+      } else if (idle <= policy_.spins + policy_.yields) {
+        ::sched_yield();
+      } else {
+        std::this_thread::sleep_for(policy_.sleep);
+        idle = policy_.spins + policy_.yields;
+      }
+    }
+  } catch (const std::exception& error) {
+    // Waits on this thread's rings now end by their deadlines.
+    MARROW_WARN(proxy, "the progress thread of rank ", rank_, " ended: ", error.what());
+    if (hooks_.on_error) {
+      hooks_.on_error(-1, Error(Code::internal, base::cat("the proxy's progress thread ended: ", error.what()),
+                                "end the job; operations on the proxy path time out"));
+    }
+  }
+}
+
+}  // namespace marrow::proxy

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The OS thread around an Engine. It must be quick while there is work and cost nothing while there is
+// none: it spins, then yields, then sleeps. All rings lie in memory that a GPU writes, so nobody can wake
+// it; the sleep is the latency of the first operation after a pause.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "proxy/engine.hpp"
+
+namespace marrow::proxy {
+
+struct IdlePolicy {
+  std::uint32_t spins = 64;    ///< passes without a pause after the last work
+  std::uint32_t yields = 256;  ///< then passes that give up the core
+  std::chrono::microseconds sleep{50};
+};
+
+class ProgressThread {
+ public:
+  ProgressThread(Engine& engine, Link& link, IdlePolicy policy, int rank, const Hooks& hooks);
+  ~ProgressThread();
+  ProgressThread(const ProgressThread&) = delete;
+  ProgressThread& operator=(const ProgressThread&) = delete;
+
+ private:
+  void run();
+
+  Engine& engine_;
+  Link& link_;
+  const IdlePolicy policy_;
+  const int rank_;
+  const Hooks& hooks_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace marrow::proxy
