@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Local completion (flush, counters, requests), gets, and the fences that reach across contexts.
+#pragma once
+
+#include "conformance/kernels/kit.cuh"
+
+namespace marrow::conformance {
+
+/// Puts without a signal, `complete`, then the sources are overwritten before the peers are told:
+/// what arrives must be what was there at the put.
+template <class Coop, class Post, class Complete>
+MARROW_DEVICE void reuse(const Args& a, const Coop& coop, Post&& post, Complete&& complete) {
+  exchange(a, coop, [&](const auto& gin, std::int64_t it) {
+    const bool sent = send_each(a, coop, it, [&](int peer, std::uint64_t from, std::uint64_t to) {
+      return post(gin, it, peer, from, to);
+    });
+    if (!sent || !complete(gin, it)) return false;
+    for (int peer = 0; peer < a.comm.nranks; ++peer) {
+      poison(coop, source_slot(a, peer), a.bytes, it + 17);
+    }
+    return each_peer(a, it, [&](int peer) {
+      return gin.signal(peer, SignalAdd{data_signal(a, a.comm.rank)}, coop);
+    });
+  });
+}
+
+MARROW_KERNEL flush_reuse(Args a) {
+  with_group(a, [&](const auto& coop) {
+    reuse(
+        a, coop,
+        [&](const auto& gin, std::int64_t, int peer, std::uint64_t from, std::uint64_t to) {
+          return gin.put(peer, a.inbox, to, source_region(a), from, a.bytes, coop);
+        },
+        [&](const auto& gin, std::int64_t it) {
+          if (it % 2 == 0) return ok(a, gin.flush(coop), it, -1);
+          return each_peer(a, it, [&](int peer) { return gin.flush(peer, coop); });
+        });
+  });
+}
+
+MARROW_KERNEL counter_reuse(Args a) {
+  with_group(a, [&](const auto& coop) {
+    reuse(
+        a, coop,
+        [&](const auto& gin, std::int64_t, int peer, std::uint64_t from, std::uint64_t to) {
+          return gin.put(peer, a.inbox, to, source_region(a), from, a.bytes, CounterInc{peer},
+                         coop);
+        },
+        [&](const auto& gin, std::int64_t it) {
+          return each_peer(a, it, [&](int peer) { return gin.wait_counter(peer, it + 1, coop); });
+        });
+  });
+}
+
+/// One counter for all peers.
+MARROW_KERNEL counter_shared(Args a) {
+  const Block coop;
+  reuse(
+      a, coop,
+      [&](const auto& gin, std::int64_t, int peer, std::uint64_t from, std::uint64_t to) {
+        return gin.put(peer, a.inbox, to, source_region(a), from, a.bytes, CounterInc{0}, coop);
+      },
+      [&](const auto& gin, std::int64_t it) {
+        const auto all = static_cast<std::uint64_t>(it + 1) * a.comm.nranks;
+        return ok(a, gin.wait_counter(0, all, coop), it, -1) &&
+               (coop.rank() != 0 || same(a, gin.read_counter(0), all, it, -1));
+      });
+}
+
+MARROW_KERNEL flush_async(Args a) {
+  if (thread_index() != 0) return;
+  const Thread coop;
+  Request request[16];
+  reuse(
+      a, coop,
+      [&](const auto& gin, std::int64_t, int peer, std::uint64_t from, std::uint64_t to) {
+        const Status status = gin.put(peer, a.inbox, to, source_region(a), from, a.bytes);
+        return worse(status, gin.flush_async(peer, &request[peer % 16]));
+      },
+      [&](const auto& gin, std::int64_t it) {
+        return each_peer(a, it, [&](int peer) {
+          if (it % 2 == 0) return gin.wait(request[peer % 16]);
+          Status seen = Status::timeout;
+          const Status waited = wait_until(a.comm, {}, [&] {
+            seen = gin.test(request[peer % 16]);
+            return seen != Status::timeout;
+          });
+          return worse(waited, seen);
+        });
+      });
+}
+
+/// flush_remote, then the signal goes by another context: it still finds the data and the adds.
+MARROW_KERNEL flush_remote(Args a) {
+  with_group(a, [&](const auto& coop) {
+    const Ops<> other(a.comm, (a.context + 1) % a.comm.contexts);
+    exchange(
+        a, coop,
+        [&](const auto& gin, std::int64_t it) {
+          const bool sent =
+              send_each(a, coop, it, [&](int peer, std::uint64_t from, std::uint64_t to) {
+                const Status status =
+                    gin.put(peer, a.inbox, to, source_region(a), from, a.bytes, coop);
+                return worse(status, gin.add(peer, a.inbox, word_offset(a, a.comm.rank), 2, coop));
+              });
+          if (!sent || !ok(a, gin.flush_remote(coop), it, -1)) return false;
+          for (int peer = 0; peer < a.comm.nranks; ++peer) {
+            poison(coop, source_slot(a, peer), a.bytes, it + 17);  // it is a flush too
+          }
+          return each_peer(a, it, [&](int peer) {
+            return other.signal(peer, SignalAdd{data_signal(a, a.comm.rank)}, coop);
+          });
+        },
+        [&](const auto& gin, int source, std::int64_t it) {
+          const Status status = gin.wait_signal(data_signal(a, source), it + 1, coop);
+          if (coop.rank() == 0) {
+            same(a, load_relaxed<Scope::system>(own_word(a, source)), 2 * (it + 1), it, source);
+          }
+          return status;
+        });
+  });
+}
+
+/// Reads the slot that every peer keeps for us in its outbox. `completed` says when it is here.
+template <class Coop, class Completed>
+MARROW_DEVICE void gets(const Args& a, const Coop& coop, Completed&& completed) {
+  const Ops<> gin(a.comm, a.context);
+  std::byte* target = (a.use_local ? a.local.local : a.inbox.local);
+  const Region region = a.use_local ? Region(a.local) : Region(a.inbox);
+  for (std::int64_t it = 0; it < a.iterations; ++it) {
+    for (int peer = 0; peer < a.comm.nranks; ++peer) {
+      fill(coop, a.outbox.local + outbox_offset(a, peer), a.bytes,
+           key_of(a, a.comm.rank, peer, it));
+    }
+    const bool told = each_peer(a, it, [&](int peer) {
+      return gin.signal(peer, SignalAdd{data_signal(a, a.comm.rank)}, coop);
+    });
+    if (!told) return;
+    pause(a, it, 1);
+    for (int k = 0; k < a.comm.nranks; ++k) {
+      const int source = nth_peer(a, k);
+      if (!ok(a, gin.wait_signal(data_signal(a, source), it + 1, coop), it, source)) return;
+      const std::uint64_t to = a.use_local ? outbox_offset(a, source) : inbox_offset(a, source);
+      if (!completed(gin, it, source, outbox_offset(a, a.comm.rank), region, to)) return;
+      std::byte* slot = target + to;
+      verify(a, coop, slot, a.bytes, key_of(a, source, a.comm.rank, it), it, source);
+      verify_poison(a, coop, slot - kGuard, kGuard, it, source, -static_cast<std::int64_t>(kGuard));
+      verify_poison(a, coop, slot + a.bytes, kGuard, it, source,
+                    static_cast<std::int64_t>(a.bytes));
+      coop.sync();
+      poison(coop, slot - kGuard, a.bytes + 2 * kGuard, it + 1);
+      if (!ok(a, gin.signal(source, SignalAdd{ack_signal(a, a.comm.rank)}, coop), it, source))
+        return;
+    }
+    if (!await_acks(a, gin, coop, it)) return;
+  }
+}
+
+MARROW_KERNEL get_flush(Args a) {
+  with_group(a, [&](const auto& coop) {
+    gets(a, coop,
+         [&](const auto& gin, std::int64_t it, int peer, std::uint64_t from, const Region& region,
+             std::uint64_t to) {
+           return ok(a, gin.get(peer, a.outbox, from, region, to, a.bytes, coop), it, peer) &&
+                  ok(a, it % 2 ? gin.flush(peer, coop) : gin.flush(coop), it, peer);
+         });
+  });
+}
+
+MARROW_KERNEL get_counter(Args a) {
+  with_group(a, [&](const auto& coop) {
+    gets(a, coop,
+         [&](const auto& gin, std::int64_t it, int peer, std::uint64_t from, const Region& region,
+             std::uint64_t to) {
+           return ok(a, gin.get(peer, a.outbox, from, region, to, a.bytes, CounterInc{peer}, coop),
+                     it, peer) &&
+                  ok(a, gin.wait_counter(peer, it + 1, coop), it, peer);
+         });
+  });
+}
+
+}  // namespace marrow::conformance
