@@ -9,8 +9,29 @@
 namespace marrow::softnic {
 namespace {
 
-using namespace marrow::mlx5;
+namespace ads = mlx5::ads;
+namespace command = mlx5::command;
+namespace cqc = mlx5::cqc;
+namespace create_cq = mlx5::create_cq;
+namespace create_qp = mlx5::create_qp;
+namespace hca_cap = mlx5::hca_cap;
+namespace modify_qp = mlx5::modify_qp;
+namespace qpc = mlx5::qpc;
+namespace query_qp = mlx5::query_qp;
+namespace reply = mlx5::reply;
 using base::cat;
+using mlx5::at;
+using mlx5::Command;
+using mlx5::CommandStatus;
+using mlx5::Cqe;
+using mlx5::DoorbellRecord;
+using mlx5::Field;
+using mlx5::get;
+using mlx5::QpState;
+using mlx5::set;
+using enum mlx5::Command;
+using enum mlx5::CommandStatus;
+using enum mlx5::QpState;
 
 [[noreturn]] void refuse(CommandStatus status, std::string sentence) {
   throw Refused{status, std::move(sentence)};
@@ -103,33 +124,33 @@ std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t*
                                            std::size_t in_bytes, std::uint8_t* out) {
   need_bytes(in_bytes, create_qp::wq_umem_valid.byte + 1, kStatusBadInputLength);
   const std::uint8_t* c = in + create_qp::kContext;
-  require(get(c, qpc::service_type) == kServiceRc, kStatusBadParameter,
+  require(get(c, qpc::service_type) == mlx5::kServiceRc, kStatusBadParameter,
           "only RC queue pairs are supported");
-  require(get(c, qpc::path_migration) == kPathMigrated, kStatusBadParameter,
+  require(get(c, qpc::path_migration) == mlx5::kPathMigrated, kStatusBadParameter,
           "QP: pm_state is not 'migrated' (3)");
   require(pd_exists(context, get(c, qpc::pd)), kStatusBadResource, "QP: no such PD");
   require(get(in, create_qp::wq_umem_valid) == 1, kStatusBadParameter, "QP: wq_umem_valid is 0");
   const std::uint64_t rq_type = get(c, qpc::rq_type);
-  require(rq_type == kRqOwn || rq_type == kRqNone, kStatusBadParameter,
+  require(rq_type == mlx5::kRqOwn || rq_type == mlx5::kRqNone, kStatusBadParameter,
           "QP: rq_type is neither 0 (own) nor 3 (none)");
   auto object = std::make_unique<QpObject>();
   object->owner = &context;
   QueuePair& qp = object->qp;
   qp.pd = static_cast<std::uint32_t>(get(c, qpc::pd));
-  if (rq_type == kRqOwn) {
+  if (rq_type == mlx5::kRqOwn) {
     qp.rq_depth = 1u << get(c, qpc::log_rq_size);
     qp.rq_stride = 16u << get(c, qpc::log_rq_stride);
   }
   qp.depth = get(c, qpc::no_sq) == 1 ? 0 : 1u << get(c, qpc::log_sq_size);
   const std::uint64_t rq_bytes = std::uint64_t{qp.rq_depth} * qp.rq_stride;
-  const std::uint64_t sq_bytes = std::uint64_t{qp.depth} * kBlockBytes;
+  const std::uint64_t sq_bytes = std::uint64_t{qp.depth} * mlx5::kBlockBytes;
   object->rings = &umem(context, get(in, create_qp::wq_umem_id), "QP rings");
   // The receive ring comes first, the send ring follows.
   const std::byte* rings = inside(*object->rings, get(in, create_qp::wq_umem_offset),
                                   rq_bytes + sq_bytes, 8, "QP rings");
   qp.rq = rings;
   qp.sq = rings + rq_bytes;
-  require(reinterpret_cast<std::uintptr_t>(qp.sq) % kBlockBytes == 0, kStatusBadParameter,
+  require(reinterpret_cast<std::uintptr_t>(qp.sq) % mlx5::kBlockBytes == 0, kStatusBadParameter,
           "QP: the send ring is not aligned to 64 bytes");
   object->uar = &uar(context, get(c, qpc::uar_page), "QP");
   qp.doorbell = static_cast<std::uint64_t*>(object->uar->reg_addr);
@@ -259,7 +280,7 @@ void modify_object(verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, std::
     reset_progress(qp, start);
     // The owner starts again at the first index and rewrites the record before it posts. The register
     // is ours: emptied, so that a doorbell equal to the last one is noticed.
-    qp.last_record = record_word(start);
+    qp.last_record = mlx5::record_word(start);
     qp.last_doorbell = 0;
     std::atomic_ref<std::uint64_t>(*qp.doorbell).store(0, std::memory_order_relaxed);
     return;
@@ -319,7 +340,7 @@ void general_command(const Context& context, const std::uint8_t* in, std::uint8_
   need_bytes(out_bytes, hca_cap::kCapability + hca_cap::log_bf_register_size.byte + 1,
              kStatusBadOutputLength);
   std::uint8_t* c = out + hca_cap::kCapability;
-  set(c, hca_cap::log_max_qp_size, kMaxLogQueue);
+  set(c, hca_cap::log_max_qp_size, mlx5::kMaxLogQueue);
   set(c, hca_cap::log_max_qp, kQpSlotBits);
   set(c, hca_cap::log_max_cq_size, kLogMaxCq);
   set(c, hca_cap::log_max_cq, kQpSlotBits);

@@ -6,7 +6,15 @@
 namespace marrow::softnic {
 namespace {
 
-using namespace marrow::mlx5;
+using mlx5::from_big32;
+using mlx5::from_big64;
+using mlx5::kByteCountMask;
+using mlx5::kInlineFlag;
+using mlx5::kSegmentBytes;
+using mlx5::Syndrome;
+using enum mlx5::AtomicSize;
+using enum mlx5::Opcode;
+using enum mlx5::Syndrome;
 
 std::uint32_t big32(const std::uint8_t* p) {
   std::uint32_t raw;

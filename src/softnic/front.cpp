@@ -19,7 +19,28 @@
 namespace marrow::softnic {
 namespace {
 
-using namespace marrow::verbs;
+using verbs::IBV_ACCESS_LOCAL_WRITE;
+using verbs::IBV_ACCESS_REMOTE_ATOMIC;
+using verbs::IBV_ACCESS_REMOTE_WRITE;
+using verbs::ibv_context;
+using verbs::ibv_device;
+using verbs::ibv_device_attr;
+using verbs::ibv_gid;
+using verbs::ibv_mr;
+using verbs::ibv_pd;
+using verbs::ibv_port_attr;
+using verbs::kLinkLayerInfiniBand;
+using verbs::kMtu4096;
+using verbs::kObjectPd;
+using verbs::kPortActive;
+using verbs::kUmemMaskDmabuf;
+using verbs::mlx5dv_devx_obj;
+using verbs::mlx5dv_devx_uar;
+using verbs::mlx5dv_devx_umem;
+using verbs::mlx5dv_devx_umem_in;
+using verbs::mlx5dv_obj;
+using verbs::register_provider;
+using verbs::Table;
 using Lock = Engine::ControlLock;
 
 thread_local std::string last_error_text;
@@ -78,7 +99,7 @@ ibv_device& the_device() {
 }
 
 ibv_device** get_device_list(int* count) {
-  auto** list = static_cast<ibv_device**>(std::calloc(2, sizeof(ibv_device*)));
+  ibv_device** list = static_cast<ibv_device**>(std::calloc(2, sizeof(void*)));
   if (list == nullptr) {
     errno = ENOMEM;
     return nullptr;

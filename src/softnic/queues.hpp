@@ -130,27 +130,26 @@ struct Completion {
 /// engine did before. @return false if the ring is full and overrun matters
 template <class Access>
 bool post_completion(CompletionQueue& cq, const Completion& c) {
-  using namespace mlx5;
   if (cq.overrun) return false;
   if (!cq.overrun_ignored && !cq.collapsed && cq.record != nullptr) {
-    const std::uint32_t consumed = from_big32(Access::load_acquire(cq.record)) & 0xffffff;
+    const std::uint32_t consumed = mlx5::from_big32(Access::load_acquire(cq.record)) & 0xffffff;
     if (((cq.produced - consumed) & 0xffffff) >= cq.entries) {
       cq.overrun = true;
       return false;
     }
   }
-  const bool error = c.opcode == kRequesterError || c.opcode == kResponderError;
+  const bool error = c.opcode == mlx5::kRequesterError || c.opcode == mlx5::kResponderError;
   const std::uint32_t owner = cq.collapsed ? 0u : ((cq.produced & cq.entries) != 0 ? 1u : 0u);
   std::uint32_t words[16] = {};
-  words[8] = to_big32(c.user_index);
+  words[8] = mlx5::to_big32(c.user_index);
   words[9] = c.immediate;
-  words[11] = to_big32(c.bytes);
+  words[11] = mlx5::to_big32(c.bytes);
   if (error) {
-    words[13] = to_big32(static_cast<std::uint32_t>(c.vendor) << 8 | c.syndrome);
+    words[13] = mlx5::to_big32(static_cast<std::uint32_t>(c.vendor) << 8 | c.syndrome);
   }
-  words[14] = to_big32(static_cast<std::uint32_t>(c.send_opcode) << 24 | c.qpn);
-  words[15] = to_big32(static_cast<std::uint32_t>(c.counter) << 16 |
-                       static_cast<std::uint32_t>(c.opcode) << 4 | owner);
+  words[14] = mlx5::to_big32(static_cast<std::uint32_t>(c.send_opcode) << 24 | c.qpn);
+  words[15] = mlx5::to_big32(static_cast<std::uint32_t>(c.counter) << 16 |
+                             static_cast<std::uint32_t>(c.opcode) << 4 | owner);
   // Word stores, not a copy: a collapsed entry is rewritten while its reader may look at it.
   auto* slot =
       reinterpret_cast<std::uint32_t*>(&cq.ring[cq.collapsed ? 0 : cq.produced & (cq.entries - 1)]);
