@@ -90,7 +90,7 @@ MARROW_DEVICE Status large_all_to_all(const AllToAllArguments& a) {
   return status;
 }
 
-MARROW_KERNEL all_to_all_kernel(AllToAllArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) all_to_all_kernel(const MARROW_GRID_CONSTANT AllToAllArguments a) {
   begin(a.log);
   finish(a.log, a.small ? small_all_to_all(a) : large_all_to_all(a));
 }

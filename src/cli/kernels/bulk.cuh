@@ -25,7 +25,7 @@ MARROW_DEVICE Share share_of(std::uint64_t bytes, int block, int blocks) {
 
 /// Signal 1 at the target: one add a block and launch when its puts are done; signal 2 at the initiator:
 /// the target has seen them all. A block's strong signal covers its own puts.
-MARROW_KERNEL stream_kernel(StreamArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) stream_kernel(const MARROW_GRID_CONSTANT StreamArguments a) {
   begin(a.log);
   const Gin gin(a.comm, 0);
   Status status = Status::ok;
@@ -48,7 +48,7 @@ MARROW_KERNEL stream_kernel(StreamArguments a) {
   finish(a.log, status);
 }
 
-MARROW_KERNEL get_kernel(GetArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) get_kernel(const MARROW_GRID_CONSTANT GetArguments a) {
   begin(a.log);
   const Gin gin(a.comm, 0);
   Status status = Status::ok;
@@ -61,7 +61,7 @@ MARROW_KERNEL get_kernel(GetArguments a) {
   finish(a.log, status);
 }
 
-MARROW_KERNEL barrier_kernel(BarrierArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) barrier_kernel(const MARROW_GRID_CONSTANT BarrierArguments a) {
   begin(a.log);
   const Barrier barrier(a.comm, team_world(a.comm), 0);
   Status status = Status::ok;

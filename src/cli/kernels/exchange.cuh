@@ -22,7 +22,7 @@ MARROW_DEVICE int dispatched(int source) { return source; }
 MARROW_DEVICE int answered(const DeviceCommunicator& comm, int destination) { return comm.nranks + destination; }
 
 /// Each warp puts rows straight from the token buffer; the block then tells the destination.
-MARROW_KERNEL dispatch_kernel(ExchangeArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) dispatch_kernel(const MARROW_GRID_CONSTANT ExchangeArguments a) {
   begin(a.log);
   const Gin gin(a.comm, 0);
   const int me = a.comm.rank;
@@ -55,7 +55,7 @@ MARROW_KERNEL dispatch_kernel(ExchangeArguments a) {
 }
 
 /// Computes the rows of each source and puts them back where that source expects them.
-MARROW_KERNEL expert_kernel(ExchangeArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) expert_kernel(const MARROW_GRID_CONSTANT ExchangeArguments a) {
   begin(a.log);
   const Gin gin(a.comm, 0);
   const int me = a.comm.rank;
@@ -85,7 +85,7 @@ MARROW_KERNEL expert_kernel(ExchangeArguments a) {
 }
 
 /// Weighted sum of each token's rows, in the order of its top-k list.
-MARROW_KERNEL combine_kernel(ExchangeArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) combine_kernel(const MARROW_GRID_CONSTANT ExchangeArguments a) {
   begin(a.log);
   const auto* back = reinterpret_cast<const float*>(a.window.local + a.return_at);
   const std::uint64_t elements = std::uint64_t{a.wave_tokens} * a.hidden;
