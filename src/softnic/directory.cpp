@@ -31,6 +31,17 @@ constexpr const char* kShmFolder = "/dev/shm";
 
 std::string file_prefix() { return base::cat("marrow-softnic-", ::geteuid(), "-"); }
 
+/// Names this process's PID namespace. Containers may share /dev/shm but not PIDs, and a member that
+/// cannot see the others' processes would take them for dead: each namespace has directories of its own.
+std::uint64_t pid_namespace() {
+  struct stat status {};
+  if (::stat("/proc/self/ns/pid", &status) != 0) {
+    throw base::system_error(errno, "reading /proc/self/ns/pid",
+                             "softnic needs /proc; mount it or use another path than gda");
+  }
+  return status.st_ino;
+}
+
 /// Start time of a process in clock ticks since boot; 0 if there is none, or only its corpse.
 std::uint64_t process_start_time(std::int32_t pid) {
   std::ifstream file(base::cat("/proc/", pid, "/stat"));
@@ -101,7 +112,7 @@ Directory::Directory(const std::string& job) : liveness_(kMaxProcesses) {
     throw Error(Code::invalid_argument, base::cat("softnic job name '", job, "' is not usable."),
                 "use 1 to 64 letters, digits, - or _");
   }
-  name_ = file_prefix() + job;
+  name_ = base::cat(file_prefix(), pid_namespace(), "-", job);
   remove_left_over_files(name_);
   // Lost races (file removed under us, creator not done) are tried again.
   const auto deadline = base::Deadline::after(std::chrono::seconds(10));
