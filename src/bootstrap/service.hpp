@@ -166,6 +166,7 @@ class Bootstrap::Service {
   void on_status(std::span<const std::byte> payload);
   void fail_setup(Error error);
   void setup_complete();
+  void remove_rendezvous_file();
   void push_missing();
   void setup_timed_out();
   void become_root();

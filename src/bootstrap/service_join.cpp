@@ -212,7 +212,9 @@ void Bootstrap::Service::on_first_join(Connection& connection, int rank, int nra
 }
 
 void Bootstrap::Service::setup_complete() {
-  if (!listener_.rendezvous_file.empty()) ::unlink(listener_.rendezvous_file.c_str());
+  remove_rendezvous_file();
+  // At a port that the user named, the next communicator of this job must be able to meet.
+  if (am_root_ && !id_.listener_first) listener_.tcp.reset();
   Writer out;
   out.number(static_cast<std::uint8_t>(JoinKind::first));
   for (const Peer& peer : peers_) peer.info.write(out);
@@ -221,6 +223,11 @@ void Bootstrap::Service::setup_complete() {
   missing_dirty_ = false;
   phase_ = Phase::up;
   changed_.notify_all();
+}
+
+void Bootstrap::Service::remove_rendezvous_file() {
+  if (!listener_.rendezvous_file.empty()) ::unlink(listener_.rendezvous_file.c_str());
+  listener_.rendezvous_file.clear();
 }
 
 void Bootstrap::Service::push_missing() {

@@ -64,6 +64,7 @@ void Bootstrap::Service::run() {
     run_callbacks(lock);
   }
   connections_.clear();
+  if (phase_ == Phase::joining || phase_ == Phase::refusing) remove_rendezvous_file();
   phase_ = Phase::ended;
   listener_ = Listener();
   changed_.notify_all();
