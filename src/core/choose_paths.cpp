@@ -4,6 +4,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "core/state.hpp"
+#include "proxy/cuda_copy_engine.hpp"
 #include "topology/topology.hpp"
 
 namespace marrow::core {
@@ -41,6 +42,9 @@ void CommunicatorState::open_proxy() {
     if (peer >= 0 && bootstrap_->state(peer) == bootstrap::PeerState::failed) return;  // reported already
     faults_->network_error(error);
   };
+  if (config_.place.on_gpu()) {
+    hooks.make_copy_engine = [device = config_.place.device] { return proxy::create_cuda_copy_engine(device); };
+  }
   auto transport = proxy::Transport::open(*bootstrap_, parameters_, config_.place, std::move(hooks));
   std::lock_guard lock(mutex_);
   proxy_ = std::move(transport);

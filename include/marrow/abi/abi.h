@@ -11,12 +11,20 @@
 #define MARROW_DEVICE __device__ __forceinline__
 #define MARROW_DEVICE_COLD __device__ __noinline__
 #define MARROW_KERNEL __global__ void
+#define MARROW_GRID_CONSTANT __grid_constant__
+#define MARROW_LAUNCH_BOUNDS(threads) __launch_bounds__(threads)
 #else
 #define MARROW_HOST_DEVICE
 #define MARROW_DEVICE inline
 #define MARROW_DEVICE_COLD inline __attribute__((noinline, cold))
 #define MARROW_KERNEL void
+#define MARROW_GRID_CONSTANT
+#define MARROW_LAUNCH_BOUNDS(threads)
 #endif
+// MARROW_KERNEL marks a kernel. Take a DeviceCommunicator as `const MARROW_GRID_CONSTANT
+// DeviceCommunicator comm`: Gin keeps a reference to it, and without the mark nvcc copies all of it to
+// each thread's local memory. MARROW_LAUNCH_BOUNDS(1024) after MARROW_KERNEL keeps a kernel launchable
+// with that many threads (64 registers each).
 
 #define MARROW_API __attribute__((visibility("default")))
 
