@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -97,7 +98,8 @@ def build(context, folder, *targets):
 
 
 def ctest(context, folder, label, name=None):
-    """Runs the ctests with this label. A GoogleTest executable counts as its cases, any other ctest as one. The
+    """Runs the ctests with this label. A GoogleTest executable counts as its cases,
+    a program that closes with its own counts as those, any other ctest as one. The
     labels full and soak mark long runs: full runs with --full, soak only in its own suite."""
     name = name or label
     tree = BUILD / folder
@@ -133,12 +135,19 @@ def _one_ctest(case, gtest_report):
         bad = outcome == "notrun" and "SKIP" not in reason.upper()
         return Result(failed=int(bad), skipped=int(not bad))
     failed = outcome == "fail" or case.find("failure") is not None
-    if not gtest_report.exists():
-        return Result(passed=int(not failed), failed=int(failed))
-    result = junit(gtest_report)
+    if gtest_report.exists():
+        result = junit(gtest_report)
+    else:
+        result = _own_count(case.findtext("system-out") or "") or Result(passed=int(not failed), failed=int(failed))
     if failed and not result.failed:  # crashed, leaked or ran out of time after its cases
         result.failed += 1
     return result
+
+
+def _own_count(output):
+    """The counts of a program that closes with 'N passed, N failed', or None."""
+    found = re.findall(r"^\s*(\d+) passed, (\d+) failed(?:, (\d+) skipped)?", output, re.M)
+    return Result(*(int(n or 0) for n in found[-1])) if found else None
 
 
 def junit(path):

@@ -62,3 +62,11 @@ def test_a_crash_after_the_cases_is_a_failure(tmp_path):
     case = xml.fromstring('<testcase name="r" status="fail"><failure message=""/></testcase>')
     result = harness._one_ctest(case, report)
     assert (result.passed, result.failed) == (1, 1)
+
+
+def test_a_program_may_count_for_itself(tmp_path):
+    import xml.etree.ElementTree as xml
+    text = "5 passed, 0 failed in 0.1 s\n12 passed, 0 failed in 3.0 s\n"
+    case = xml.fromstring(f'<testcase name="r" status="run"><system-out>{text}</system-out></testcase>')
+    result = harness._one_ctest(case, tmp_path / "none.xml")
+    assert (result.passed, result.failed) == (12, 0)
