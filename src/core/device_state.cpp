@@ -82,9 +82,14 @@ std::uint64_t* DeviceState::private_words(std::uint64_t count) {
 void DeviceState::make_sync_memory(CommunicatorState& comm) {
   const std::uint64_t bytes =
       (static_cast<std::uint64_t>(handle_.signal_words) * 8 + 15) / 16 * 16 + static_cast<std::uint64_t>(handle_.packets) * 16;
+  const std::vector<std::uint64_t> nobody(comm.nranks());
   for (int p = 0; p < kPaths; ++p) {
     const Path path = static_cast<Path>(p);
-    if (!comm.uses(path)) continue;
+    if (!comm.uses(path)) {
+      // Kernels load the peer's entry before they know its path.
+      handle_.sync[p].lsa = arena_->upload(std::span<const std::uint64_t>(nobody));
+      continue;
+    }
     // Who adds decides where the word is: SMs by NVLink: device memory. A CPU thread: host memory.
     const Memory kind = path == Path::lsa ? Memory::device : Memory::host;
     memory::Block block;

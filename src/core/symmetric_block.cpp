@@ -15,6 +15,8 @@ SymmetricBlock::SymmetricBlock(CommunicatorState& comm, memory::Arena& arena, co
   handle_.atomic_path = comm.plan().atomic;
   handle_.host_memory = block.kind == Memory::host;
   if (paths_ & bit(Path::lsa)) map_peers();
+  // Kernels load the peer's entry before they know its path: the table is always there.
+  if (!handle_.lsa) handle_.lsa = arena_.upload(std::span<const std::uint64_t>(std::vector<std::uint64_t>(peers_.size())));
   if (paths_ & bit(Path::gda)) register_gda(access);
   if (paths_ & bit(Path::proxy)) register_proxy();
 }
