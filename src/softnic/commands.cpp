@@ -112,8 +112,8 @@ bool pd_exists(const Context& context, std::uint64_t pdn) {
   return false;
 }
 
-void reset_progress(QueuePair& qp, std::uint16_t start) {
-  qp.producer = qp.consumer = start;
+void reset_progress(QueuePair& qp) {
+  qp.producer = qp.consumer = qp.start;
   qp.rq_consumer = 0;
   qp.stage = QueuePair::Stage::fetch;
   qp.not_before = {};
@@ -180,7 +180,8 @@ std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t*
     start = static_cast<std::uint16_t>(get(c, qpc::hw_sq_index));
     if (qp.send_cq->users == 0) qp.send_cq->produced = qp.send_cq->good = start;
   }
-  reset_progress(qp, start);
+  qp.start = start;
+  reset_progress(qp);
   // What lies in a new queue's record and cell is from before; only later changes are doorbells.
   qp.last_record = qp.record == nullptr ? 0 : HostAccess::load_acquire(&qp.record->send);
   qp.last_doorbell = HostAccess::load_acquire(qp.doorbell);
@@ -276,11 +277,10 @@ void modify_object(verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, std::
     qp.remote_qpn = 0;
     qp.slot->remote_qpn.store(0, std::memory_order_relaxed);
     qp.slot->access.store(0, std::memory_order_relaxed);
-    const std::uint16_t start = object.owner->job->options().start_index;
-    reset_progress(qp, start);
+    reset_progress(qp);
     // The owner starts again at the first index and rewrites the record before it posts. The register
     // is ours: emptied, so that a doorbell equal to the last one is noticed.
-    qp.last_record = mlx5::record_word(start);
+    qp.last_record = mlx5::record_word(qp.start);
     qp.last_doorbell = 0;
     std::atomic_ref<std::uint64_t>(*qp.doorbell).store(0, std::memory_order_relaxed);
     return;

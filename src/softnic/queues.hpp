@@ -57,6 +57,7 @@ struct QueuePair {
   std::uint32_t ack_timeout = 0;
 
   // progress; 16-bit indices wrap
+  std::uint16_t start = 0;  ///< first index, 0 on a real NIC
   std::uint16_t producer = 0;
   std::uint16_t consumer = 0;
   std::uint32_t last_record = 0;  ///< raw words seen last: only a change means something

@@ -260,7 +260,8 @@ TEST(SoftnicOperations, IndexWrapsInBothQueueKinds) {
     QpOptions options;
     options.collapsed = collapsed;
     options.start = 0xffe0;
-    Pair pair("wrap", "start_index=0xffe0", options);
+    options.start_by_command = collapsed;
+    Pair pair("wrap", collapsed ? "" : "start_index=0xffe0", options, options);
     alignas(8) std::uint64_t word = 0, sink = 0;
     auto* lk = pair.a.region(&sink, 8);
     auto* rw = pair.b.region(&word, 8);

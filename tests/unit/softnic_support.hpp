@@ -170,7 +170,8 @@ struct QpOptions {
   unsigned ack_timeout = 14;
   std::uint32_t access = verbs::IBV_ACCESS_REMOTE_WRITE | verbs::IBV_ACCESS_REMOTE_READ |
                          verbs::IBV_ACCESS_REMOTE_ATOMIC;
-  std::uint16_t start = 0;
+  std::uint16_t start = 0;        ///< must be softnic's start_index, or
+  bool start_by_command = false;  ///< asked for in CREATE_QP
   bool overrun_ignored = true;
 };
 
@@ -415,6 +416,7 @@ class Endpoint {
     set(c, qpc::record_umem_valid, 1);
     set(c, qpc::record_umem_id, rings_umem->umem_id);
     set(c, qpc::record_address, rq_bytes + sq_bytes);
+    if (qp_.start_by_command) set(c, qpc::hw_sq_index, qp_.start);
     set(in, create_qp::wq_umem_id, rings_umem->umem_id);
     set(in, create_qp::wq_umem_valid, 1);
     object = nic().devx_obj_create(context, in, sizeof in, out, sizeof out);

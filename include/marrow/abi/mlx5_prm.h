@@ -179,8 +179,8 @@ inline constexpr Field cqn_receive{0x9d, 0, 24};
 inline constexpr Field record_address{0xa0, 0, 64};  ///< offset into the record's umem
 inline constexpr Field rq_type{0xac, 5, 3};          ///< 0 = own, 1 = shared, 3 = none
 inline constexpr Field srqn{0xad, 0, 24};
-/// Indices that the NIC has executed up to; softnic reports its start index here (see softnic.hpp),
-/// a new queue of a real NIC reports 0.
+/// Indices that the NIC has executed up to, reported by QUERY_QP: 0 for a new queue of a real NIC. In
+/// CREATE_QP softnic takes hw_sq_index as the first index (tests of the wrap); a real NIC ignores it.
 inline constexpr Field hw_sq_index{0xb4, 0, 16};
 inline constexpr Field sw_sq_index{0xb6, 0, 16};
 inline constexpr Field hw_rq_index{0xb8, 0, 32};
