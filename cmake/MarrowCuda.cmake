@@ -26,6 +26,9 @@ if(NOT MARROW_CUDA STREQUAL "OFF" AND MARROW_SANITIZE STREQUAL "")
       endif()
     endif()
   endif()
+  if(MARROW_WITH_CUDA)
+    find_package(CUDAToolkit REQUIRED)  # here, so that every folder sees its imported targets
+  endif()
   if(MARROW_CUDA STREQUAL "ON" AND NOT MARROW_WITH_CUDA)
     message(FATAL_ERROR
       "MARROW_CUDA=ON, but there is no working nvcc >= 12.4. Next: put nvcc on PATH or set CUDACXX, or use MARROW_CUDA=AUTO.")
