@@ -101,7 +101,11 @@ struct PathLsa {
     if (!then.window && knobs.counter < 0) return;
     coop.sync();  // every member's share is stored before member 0 says so
     if (coop.rank() != 0) return;
-    if (then.window) (void)add(comm, 0, peer, then, knobs);
+    if (then.window) {
+      Knobs own = knobs;
+      own.ordering = {};  // what the caller released came before the copy: its stores need a release too
+      (void)add(comm, 0, peer, then, own);
+    }
     if (knobs.counter >= 0) publish_add<Scope::device>(comm.counter[0] + knobs.counter, 1);
   }
 
