@@ -24,7 +24,10 @@ Bootstrap::Bootstrap(const UniqueId& id, int nranks, int rank, Options options) 
   service_ = std::make_unique<Service>(id, nranks, rank, std::move(options));
 }
 
-Bootstrap::~Bootstrap() = default;
+Bootstrap::~Bootstrap() {
+  // The child's copy cannot be taken apart (see there); the child's memory ends with it.
+  if (service_ && service_->in_forked_child()) static_cast<void>(service_.release());
+}
 
 int Bootstrap::rank() const noexcept { return service_->rank_; }
 int Bootstrap::nranks() const noexcept { return service_->nranks_; }

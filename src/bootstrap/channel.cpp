@@ -38,6 +38,7 @@ base::Digest derive(const Credentials& credentials, std::string_view purpose,
 Channel::Channel(base::Fd fd, std::string where, Role role, const Credentials& credentials,
                  bool probe)
     : fd_(std::move(fd)),
+      guard_(fd_.get()),
       where_(std::move(where)),
       role_(role),
       credentials_(credentials),

@@ -22,6 +22,7 @@
 
 #include "base/fd.hpp"
 #include "base/sha256.hpp"
+#include "bootstrap/fork_guard.hpp"
 #include "bootstrap/wire.hpp"
 #include "marrow/error.hpp"
 
@@ -110,6 +111,7 @@ class Channel {
   void derive_session_key();
 
   base::Fd fd_;
+  ForkGuard guard_;  // destroyed before fd_
   std::string where_;
   Role role_;
   Credentials credentials_;

@@ -119,8 +119,13 @@ std::vector<std::vector<Fd>> Bootstrap::exchange_fds(std::span<const int> mine,
   }
   while (higher > 0) {
     Fd socket = sliced([&](Deadline slice) { return base::unix_accept(listener.get(), slice); });
-    std::optional<std::size_t> from = receive(socket);
-    if (!from) continue;  // not a member, or one that came twice
+    std::optional<std::size_t> from;
+    try {
+      from = receive(socket);
+    } catch (const Error& error) {
+      if (error.code() != Code::network) throw;
+    }
+    if (!from) continue;  // not a member, one that came twice, or noise
     send(socket, *from);
     --higher;
   }

@@ -65,6 +65,7 @@ PeerInfo PeerInfo::read(Reader& in) {
 Bootstrap::Service::Service(const UniqueId& id, int nranks, int rank, Options options)
     : rank_(rank),
       nranks_(nranks),
+      owner_(::getpid()),
       peers_(static_cast<std::size_t>(nranks)),
       id_(decode(id)),
       options_(std::move(options)),
@@ -94,6 +95,8 @@ Bootstrap::Service::Service(const UniqueId& id, int nranks, int rank, Options op
                                                   "MARROW_SOCKET_IFNAME", options_.parameters));
     listener_ = open_listener(id_.credentials, rank == 0 ? -1 : rank, std::move(addresses), only);
   }
+  tcp_guard_ = ForkGuard(listener_.tcp.get());
+  unix_guard_ = ForkGuard(listener_.unix_socket.get());
   self_ = {this_host_id(), this_process_id(),   ::getpid(),
            listener_.port, listener_.addresses, this_host_name()};
   if (am_root_) {
@@ -130,6 +133,8 @@ Bootstrap::Service::Service(const UniqueId& id, int nranks, int rank, Options op
 Bootstrap::Service::~Service() {
   stop_thread("left without close(): its communicator was destroyed, probably after an error.");
 }
+
+bool Bootstrap::Service::in_forked_child() const { return owner_ != ::getpid(); }
 
 void Bootstrap::Service::stop_thread(const std::string& sentence) {
   if (!thread_.joinable()) return;

@@ -63,8 +63,12 @@ class Bootstrap::Service {
   /// Throws what a collective would throw now.
   void check_usable();
 
+  /// Runs in a forked child, where the thread is not and locks may be taken for ever.
+  bool in_forked_child() const;
+
   const int rank_;
   const int nranks_;
+  const pid_t owner_;
 
   struct Peer {
     PeerInfo info;
@@ -135,6 +139,7 @@ class Bootstrap::Service {
 
   // service_loop.cpp
   void run();
+  void close_listener(bool unix_too);
   void poll_once(std::unique_lock<std::mutex>& lock);
   void accept_from(int listener);
   void serve(Connection& connection, short events);
@@ -227,6 +232,8 @@ class Bootstrap::Service {
   bool closed_ = false;
   PeerInfo self_;
   Listener listener_;
+  ForkGuard tcp_guard_;
+  ForkGuard unix_guard_;
   base::Fd wake_fd_;
   std::list<Connection> connections_;
   std::list<Dial> dials_;

@@ -214,7 +214,7 @@ void Bootstrap::Service::on_first_join(Connection& connection, int rank, int nra
 void Bootstrap::Service::setup_complete() {
   remove_rendezvous_file();
   // At a port that the user named, the next communicator of this job must be able to meet.
-  if (am_root_ && !id_.listener_first) listener_.tcp.reset();
+  if (!id_.listener_first) close_listener(false);
   Writer out;
   out.number(static_cast<std::uint8_t>(JoinKind::first));
   for (const Peer& peer : peers_) peer.info.write(out);

@@ -66,8 +66,16 @@ void Bootstrap::Service::run() {
   connections_.clear();
   if (phase_ == Phase::joining || phase_ == Phase::refusing) remove_rendezvous_file();
   phase_ = Phase::ended;
-  listener_ = Listener();
+  close_listener(true);
   changed_.notify_all();
+}
+
+void Bootstrap::Service::close_listener(bool unix_too) {
+  tcp_guard_.release();
+  listener_.tcp.reset();
+  if (!unix_too) return;
+  unix_guard_.release();
+  listener_.unix_socket.reset();
 }
 
 void Bootstrap::Service::poll_once(std::unique_lock<std::mutex>& lock) {

@@ -187,27 +187,26 @@ std::vector<IpAddress> resolve(const std::string& host) {
 
 base::Fd listen_tcp(const std::optional<IpAddress>& bind_to, std::uint16_t& port) {
   TcpAddress address{bind_to.value_or(IpAddress{}), port};
-  Fd fd;
   sockaddr_storage where = {};
   socklen_t length = 0;
-  if (!bind_to) {
-    // Both families on one socket where IPv6 exists, else IPv4 alone.
-    fd = tcp_socket(AF_INET6);
-    int off = 0;
-    if (fd && ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off)) == 0) {
-      length = to_sockaddr(address, where);
-    } else {
-      address.ip = mapped(in_addr{htonl(INADDR_ANY)});
-    }
-  }
-  if (length == 0) {
+  auto bound = [&](bool dual_stack) {
     length = to_sockaddr(address, where);
-    fd = tcp_socket(where.ss_family);
+    Fd fd = tcp_socket(where.ss_family);
+    if (!fd) return fd;
+    int on = 1;
+    int off = 0;
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (dual_stack) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+    if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&where), length) != 0) fd.reset();
+    return fd;
+  };
+  Fd fd = bound(!bind_to);
+  if (!fd && !bind_to && errno != EADDRINUSE) {
+    // No IPv6 on this machine, or switched off.
+    address.ip = mapped(in_addr{htonl(INADDR_ANY)});
+    fd = bound(false);
   }
-  if (!fd) base::throw_errno("creating a TCP socket");
-  int on = 1;
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&where), length) != 0) {
+  if (!fd) {
     base::throw_errno(cat("binding a TCP listener to ", to_text(address)),
                       "choose a free port of this host, or an address it has.");
   }

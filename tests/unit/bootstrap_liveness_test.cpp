@@ -314,6 +314,59 @@ TEST(Liveness, SilenceBeyondTheTimeoutIsFailureAndTheSleeperWithdraws) {
   }
 }
 
+TEST(Liveness, AKilledRankIsNoticedThoughItsForkedChildLives) {
+  for (int victim : {0, 1}) {
+    Shared shared;
+    UniqueId id = UniqueId::create();
+    Processes ranks(3, [&](int rank) {
+      Bootstrap bootstrap(id, 3, rank, options(20000));
+      watch(bootstrap, shared[rank]);
+      bootstrap.barrier();
+      if (rank == victim &&
+          ::fork() == 0) {  // a data loader worker: outlives its parent for a while
+        for (int i = 0; i < 300 && ::getppid() > 1; ++i) {
+          std::this_thread::sleep_for(milliseconds(10));
+        }
+        std::this_thread::sleep_for(milliseconds(300));
+        ::_exit(0);
+      }
+      shared[rank].phase = 1;
+      try {
+        for (;;) bootstrap.barrier(in(10000));
+      } catch (const Error& error) {
+        if (error.code() != Code::peer_failed) return 1;
+      }
+      bootstrap.agree_failures(in(10000));
+      bootstrap.close(in(10000));
+      return 0;
+    });
+    take_listener(decode(id).credentials.session);
+    ASSERT_TRUE(shared.wait_up(3));
+    std::int64_t killed_at = now_ns();
+    ranks.send(victim, SIGKILL);
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_EQ(ranks.wait(r), r == victim ? -SIGKILL : 0);
+      if (r != victim) {
+        EXPECT_LT(shared[r].failed_at[victim] - killed_at, 250'000'000) << r;
+      }
+    }
+  }
+}
+
+TEST(Liveness, AForkedChildMayDestroyItsCopy) {
+  UniqueId id = UniqueId::create();
+  Bootstrap bootstrap(id, 1, 0, options());
+  pid_t child = ::fork();
+  if (child == 0) {
+    bootstrap.~Bootstrap();
+    ::_exit(0);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  bootstrap.barrier();
+}
+
 TEST(Liveness, AWholeJobMayBeStoppedForLongerThanTheTimeout) {
   Shared shared;
   UniqueId id = UniqueId::create();

@@ -144,6 +144,13 @@ class Processes {
   std::vector<pid_t> pids_;
 };
 
+/// False in a network namespace without any interface that is up: tests of TCP skip there.
+inline bool loopback_works() {
+  std::uint16_t port = 0;
+  base::Fd listener = listen_tcp(loopback_address(), port);
+  return connect_tcp({loopback_address(), port}).error != ENETUNREACH;
+}
+
 inline int entries(const char* directory_name) {
   int count = 0;
   DIR* directory = ::opendir(directory_name);
