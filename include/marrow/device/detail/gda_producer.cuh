@@ -115,7 +115,7 @@ struct Producer : Consumer<kSharing> {
 
   /// Rings for deferred entries below `end`. In a shared queue nobody may ring outside of his turn, so a
   /// NOP takes one; if there is no room for it, whatever makes room completes first and test tries again.
-  static MARROW_DEVICE void ring_deferred(WaitWords comm, int peer, GdaQueue& q, std::uint64_t end) {
+  static MARROW_DEVICE void ring_deferred(WaitWords comm, GdaQueue& q, std::uint64_t end) {
     if constexpr (kExclusive) {
       if (q.posted_index < end) {
         ring(q, q.reserved_index);
@@ -133,7 +133,7 @@ struct Producer : Consumer<kSharing> {
         }
         at = old;
       }
-      (void)peer;
+      (void)Base::poll(q, at + 1 - (q.mask + 1));  // raises completed_index once there is room
     }
   }
 

@@ -159,14 +159,14 @@ struct Operations {
   static MARROW_DEVICE Ticket ticket(const DeviceCommunicator& comm, int context, int peer) {
     GdaQueue& q = queue_of(comm, context, peer);
     const std::uint64_t end = Queue::end(q);
-    Queue::ring_deferred(wait_words(comm), peer, q, end);
+    Queue::ring_deferred(wait_words(comm), q, end);
     return end;
   }
 
   static MARROW_DEVICE Status test(const DeviceCommunicator& comm, int context, int peer, Ticket ticket) {
     GdaQueue& q = queue_of(comm, context, peer);
     const Status status = Queue::test(q, ticket);
-    if (kSharing != Sharing::thread && status == Status::timeout) Queue::ring_deferred(wait_words(comm), peer, q, ticket);
+    if (kSharing != Sharing::thread && status == Status::timeout) Queue::ring_deferred(wait_words(comm), q, ticket);
     return status;
   }
 
