@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// One kernel an operation whose fences ptx_golden_test.cpp counts. Only ever compiled to PTX.
+#include "marrow/device.cuh"
+
+using namespace marrow;
+using Word = std::uint64_t;
+
+extern "C" {
+__global__ void publish_system(Word* a, Word* b) {
+  publish<Scope::system>(Store{a, Word{1}}, Store{b, Word{2}});
+}
+__global__ void publish_device(Word* a) { publish<Scope::device>(Store{a, Word{1}}); }
+__global__ void publish_block(Word* a) { publish<Scope::block>(Store{a, Word{1}}); }
+__global__ void publication(Word* a, std::uint32_t* b) {
+  Publication<Scope::system> out;
+  out.store(a, 1);
+  out.store(b, 2);
+  out.add(a + 1, 3);
+}
+__global__ void add_system(Word* a) { publish_add<Scope::system>(a, 1); }
+__global__ void add_device(Word* a) { publish_add<Scope::device>(a, 1); }
+__global__ void observe_system(const Word* a, Word* out) { *out = observe<Scope::system>(a); }
+__global__ void observe_device(const Word* a, Word* out) { *out = observe<Scope::device>(a); }
+__global__ void settled(Word* a) {
+  a[0] = 1;
+  settle<Scope::system>();
+  a[1] = 2;
+}
+__global__ void cell_store(Cell16* a) { store_cell(a, Cell16{1, 2}); }
+__global__ void cell_load(const Cell16* a, Word* out) { *out = load_cell(a).low; }
+__global__ void lsa_put_signal(DeviceCommunicator comm, WindowHandle window) {
+  const Gin<Path::lsa> gin(comm, 0);
+  (void)gin.put(1, window, 0, window, 0, 4096, SignalAdd{3, 1});
+}
+__global__ void lsa_block_put_signal(DeviceCommunicator comm, WindowHandle window) {
+  const Gin<Path::lsa> gin(comm, 0);
+  (void)gin.put(1, window, 0, window, 0, 4096, SignalAdd{3, 1}, Block{});
+}
+__global__ void lsa_signal_released(DeviceCommunicator comm) {
+  const Gin<Path::lsa> gin(comm, 0);
+  (void)gin.signal(1, SignalAdd{3, 1}, Ordering{Ordering::Released::system});
+}
+__global__ void lsa_put_released(DeviceCommunicator comm, WindowHandle window) {
+  const Gin<Path::lsa> gin(comm, 0);
+  (void)gin.put(1, window, 0, window, 0, 4096, SignalAdd{3, 1},
+                Ordering{Ordering::Released::system});
+}
+__global__ void lsa_put(DeviceCommunicator comm, WindowHandle window) {
+  const Gin<Path::lsa> gin(comm, 0);
+  (void)gin.put(1, window, 0, window, 0, 4096);
+}
+__global__ void lsa_packet(DeviceCommunicator comm) {
+  const Gin<Path::lsa> gin(comm, 0);
+  (void)gin.send_packet(1, 0, 7, 1);
+}
+__global__ void wait_one_signal(DeviceCommunicator comm, Status* out) {
+  const Gin<Path::lsa> gin(comm, 0);
+  *out = gin.wait_signal(3, 1);
+}
+}

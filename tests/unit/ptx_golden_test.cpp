@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Golden test of what each operation compiles to: number, scope and order of fences, releases,
+// acquires and single-copy stores. Needs nvcc, no GPU; it is never a timing. A fence that appears or
+// vanishes here costs half a microsecond or an answer, so a change must be meant.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+using List = std::vector<std::string>;
+
+std::string find_nvcc() {
+  std::string candidates = std::getenv("PATH") ? std::getenv("PATH") : "";
+  candidates += ":/usr/local/cuda/bin";
+  std::istringstream folders(candidates);
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const std::string path = folder + "/nvcc";
+    if (access(path.c_str(), X_OK) == 0) return path;
+  }
+  return {};
+}
+
+/// The instructions that order memory, by kernel: operands, `volatile` and state spaces are dropped, plain
+/// loads and stores too.
+std::map<std::string, List> read_ptx(const std::string& file) {
+  std::map<std::string, List> out;
+  static const std::regex entry(R"(\.entry\s+(\w+))");
+  static const std::regex ordering(
+      R"((?:^|[\s{;"])((fence|membar|red|atom)\.[\w.:]+|(st|ld)\.(relaxed|acquire|release)[\w.:]+))");
+  std::ifstream in(file);
+  std::string kernel;
+  std::smatch match;
+  for (std::string line; std::getline(in, line);) {
+    if (line.rfind(".func", 0) == 0 || line.rfind(".visible .func", 0) == 0) kernel.clear();
+    if (std::regex_search(line, match, entry)) {
+      kernel = match[1];
+      out[kernel];
+    } else if (!kernel.empty()) {
+      // One line of inline assembly may hold several instructions.
+      for (auto at = std::sregex_iterator(line.begin(), line.end(), ordering);
+           at != std::sregex_iterator(); ++at) {
+        std::string text = (*at)[1];
+        const std::size_t space = text.find(".global");
+        if (space != std::string::npos) text.erase(space, 7);
+        out[kernel].push_back(text);
+      }
+    }
+  }
+  return out;
+}
+
+class PtxGolden : public testing::TestWithParam<const char*> {
+ protected:
+  static void SetUpTestSuite() {
+    const std::string nvcc = find_nvcc();
+    if (nvcc.empty()) return;
+    // Both architectures at once: nvcc takes seconds, most of them in one thread.
+    std::map<std::string, pid_t> running;
+    for (const char* arch : {"90a", "80"}) {
+      const std::string file = ptx_file(arch);
+      const std::string text =
+          nvcc + " -std=c++20 --expt-relaxed-constexpr -DNDEBUG -ptx -arch=compute_" + arch +
+          " -I" MARROW_SOURCE_DIR "/include -o " + file +
+          " " MARROW_SOURCE_DIR "/tests/unit/ptx_golden_kernels.cu > " + file + ".log 2>&1";
+      const pid_t child = fork();
+      if (child == 0) {
+        execl("/bin/sh", "sh", "-c", text.c_str(), static_cast<char*>(nullptr));
+        _exit(127);
+      }
+      running[arch] = child;
+    }
+    for (const auto& [arch, child] : running) {
+      int status = 1;
+      waitpid(child, &status, 0);
+      if (status == 0) kernels_[arch] = read_ptx(ptx_file(arch));
+    }
+  }
+  void SetUp() override {
+    if (find_nvcc().empty()) GTEST_SKIP() << "no nvcc on PATH or in /usr/local/cuda/bin";
+    if (kernels_[GetParam()].empty()) {
+      std::ifstream log(ptx_file(GetParam()) + ".log");
+      std::stringstream text;
+      text << log.rdbuf();
+      FAIL() << "nvcc made no PTX for " << GetParam() << ":\n" << text.str();
+    }
+  }
+  static std::string ptx_file(const std::string& arch) {
+    return std::string(MARROW_BINARY_DIR) + "/tests/ptx_golden_" + arch + ".ptx";
+  }
+  const List& of(const std::string& kernel) { return kernels_[GetParam()].at(kernel); }
+  /// fence.release came with sm_90; before it the same place holds the dearer fence.acq_rel.
+  static std::string release(const std::string& scope) {
+    return (std::string(GetParam()) == "90a" ? "fence.release." : "fence.acq_rel.") + scope;
+  }
+
+  static std::map<std::string, std::map<std::string, List>> kernels_;
+};
+std::map<std::string, std::map<std::string, List>> PtxGolden::kernels_;
+
+TEST_P(PtxGolden, PublishIsOneReleaseThenRelaxedStoresInOrder) {
+  EXPECT_EQ(of("publish_system"),
+            (List{release("sys"), "st.relaxed.sys.b64", "st.relaxed.sys.b64"}));
+  EXPECT_EQ(of("publish_device"), (List{release("gpu"), "st.relaxed.gpu.b64"}));
+  EXPECT_EQ(of("publish_block"), (List{release("cta"), "st.relaxed.cta.b64"}));
+  EXPECT_EQ(of("publication"), (List{release("sys"), "st.relaxed.sys.b64", "st.relaxed.sys.b32",
+                                     "red.relaxed.sys.add.u64"}));
+}
+
+TEST_P(PtxGolden, PublishAddIsOneReleaseReduction) {
+  EXPECT_EQ(of("add_system"), List{"red.release.sys.add.u64"});
+  EXPECT_EQ(of("add_device"), List{"red.release.gpu.add.u64"});
+}
+
+TEST_P(PtxGolden, ObserveIsOneAcquireLoad) {
+  EXPECT_EQ(of("observe_system"), List{"ld.acquire.sys.b64"});
+  EXPECT_EQ(of("observe_device"), List{"ld.acquire.gpu.b64"});
+}
+
+TEST_P(PtxGolden, SettleIsOneFullFence) { EXPECT_EQ(of("settled"), List{"fence.acq_rel.sys"}); }
+
+TEST_P(PtxGolden, CellsAreOneAccessOf16Bytes) {
+  EXPECT_EQ(of("cell_store"), List{"st.relaxed.sys.b128"});
+  EXPECT_EQ(of("cell_load"), List{"ld.relaxed.sys.b128"});
+}
+
+// Two branches that a put on the lsa path never takes at run time are in its code: the constructor's
+// report of a foreign ABI, and the completion of adds when they travel on another path.
+const char* const kForeignAbi = "st.relaxed.sys.b64";
+const char* const kAddsElsewhere = "fence.acq_rel.sys";
+
+TEST_P(PtxGolden, LsaPutAndSignalIsOneReleaseReduction) {
+  const List whole{kForeignAbi, kAddsElsewhere, "red.release.sys.add.u64"};
+  EXPECT_EQ(of("lsa_put_signal"), whole);
+  EXPECT_EQ(of("lsa_block_put_signal"), whole);
+  EXPECT_EQ(of("lsa_put"), List{kForeignAbi}) << "a put alone orders nothing";
+  EXPECT_EQ(of("lsa_packet"), (List{kForeignAbi, "st.relaxed.sys.b128"}));
+}
+
+TEST_P(PtxGolden, OrderingKnobSparesTheReleaseOfASignalAlone) {
+  EXPECT_EQ(of("lsa_signal_released"),
+            (List{kForeignAbi, kAddsElsewhere, "atom.relaxed.sys.add.u64"}));
+  EXPECT_EQ(of("lsa_put_released"), (List{kForeignAbi, kAddsElsewhere, "red.release.sys.add.u64"}))
+      << "the put's own stores need a release";
+}
+
+TEST_P(PtxGolden, WaitSignalAcquiresAndNeverFences) {
+  int acquires = 0;
+  for (const std::string& instruction : of("wait_one_signal")) {
+    EXPECT_TRUE(instruction.rfind("ld.", 0) == 0 || instruction == kForeignAbi) << instruction;
+    acquires += instruction == "ld.acquire.sys.b64";
+  }
+  EXPECT_GE(acquires, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, PtxGolden, testing::Values("90a", "80"),
+                         [](const auto& which) { return std::string("sm_") + which.param; });
+
+}  // namespace
