@@ -92,13 +92,17 @@ void Communicator::synchronize() { open(state_, "Communicator").synchronize(); }
 void Communicator::put_on_stream(const DeviceCommunicatorOwner& device, int peer, const Window& window,
                                  std::uint64_t offset, const LocalBuffer& source, std::uint64_t source_offset,
                                  std::uint64_t bytes) {
-  core::put_on_stream(place(), device.handle(), peer, window.handle(), offset, source.handle(), source_offset, bytes);
+  core::stream_operations(place()).put(place(), device.handle(), peer, window.handle(), offset, source.handle(),
+                                       source_offset, bytes);
+  if (!place().on_gpu()) check();
 }
 void Communicator::signal_on_stream(const DeviceCommunicatorOwner& device, int peer, int signal, std::uint64_t n) {
-  core::signal_on_stream(place(), device.handle(), peer, signal, n);
+  core::stream_operations(place()).signal(place(), device.handle(), peer, signal, n);
+  if (!place().on_gpu()) check();
 }
 void Communicator::wait_on_stream(const DeviceCommunicatorOwner& device, int signal, std::uint64_t at_least) {
-  core::wait_on_stream(place(), device.handle(), signal, at_least);
+  core::stream_operations(place()).wait(place(), device.handle(), signal, at_least);
+  if (!place().on_gpu()) check();
 }
 void Communicator::close() {
   if (state_) state_->close();

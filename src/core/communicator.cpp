@@ -8,6 +8,7 @@
 #include "core/device_state.hpp"
 #include "core/state.hpp"
 #include "core/window.hpp"
+#include "cuda/driver.hpp"
 
 namespace marrow::core {
 
@@ -147,7 +148,14 @@ PeerStatistics CommunicatorState::statistics(int peer) const {
   return result;
 }
 
-void CommunicatorState::synchronize() {}
+void CommunicatorState::synchronize() {
+  if (!config_.place.on_gpu()) return;  // launch() on the CPU device has finished its kernel
+  const auto context = cuda::Context::of(config_.place.device);
+  const cuda::Current current(*context);
+  cuda::check(cuda::driver().stream_synchronize(static_cast<cuda::StreamHandle>(config_.place.stream)),
+              base::cat("waiting for the kernels of rank ", rank(), " on GPU ", config_.place.device),
+              "a kernel failed; run it under compute-sanitizer");
+}
 
 void CommunicatorState::close() {
   if (closed_ || !bootstrap_) return;

@@ -106,6 +106,16 @@ void FaultBoard::throw_checked_report() const {
   }
 }
 
+void FaultBoard::throw_stream_failure(Status status) const {
+  const Code code = status == Status::timeout       ? Code::timeout
+                    : status == Status::peer_failed ? Code::peer_failed
+                    : status == Status::aborted     ? Code::aborted
+                                                    : Code::invalid_argument;
+  throw Error(code, base::cat("a put, signal or wait on the stream of rank ", rank_, " returned ", name(status)),
+              status == Status::timeout ? "see whether the peer signals at all; MARROW_WAIT_TIMEOUT bounds the wait"
+                                        : "check the peer, signal and window numbers of the call");
+}
+
 void FaultBoard::throw_if_any() const {
   std::lock_guard lock(mutex_);
   if (const std::uint64_t seen = word(control_->foreign_abi).load(std::memory_order_relaxed)) {
@@ -115,9 +125,11 @@ void FaultBoard::throw_if_any() const {
                 "rebuild the kernel with this library's headers");
   }
   throw_checked_report();
+  const std::uint64_t stream = word(control_->stream_status).exchange(0, std::memory_order_relaxed);
   if (abort_) throw *abort_;
   if (failure_) throw *failure_;
   if (network_) throw *network_;
+  if (stream != 0) throw_stream_failure(static_cast<Status>(stream));
 }
 
 }  // namespace marrow::core

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "marrow/abi/device_communicator.h"
+#include "marrow/device/status.cuh"
 #include "marrow/error.hpp"
 
 namespace marrow::core {
@@ -34,6 +35,7 @@ class FaultBoard {
  private:
   void set_bits(std::uint64_t bits);
   void throw_checked_report() const;
+  void throw_stream_failure(Status status) const;
 
   ControlBlock* control_;
   int rank_;

@@ -142,6 +142,32 @@ TEST(Core, RevokeEndsWaits) {
   });
 }
 
+TEST(Core, StreamFormsMoveDataOnEveryPath) {
+  for (const char* path : {"lsa", "gda", "proxy"}) {
+    Config config;
+    config.parameters["MARROW_PATH"] = path;
+    run_ranks(
+        2,
+        [&](Communicator& comm) {
+          Window window = comm.allocate(4096);
+          Window source = comm.allocate(4096);
+          auto device = comm.device_communicator();
+          auto* bytes = static_cast<unsigned char*>(source.data());
+          for (int i = 0; i < 4096; ++i) bytes[i] = static_cast<unsigned char>(i + comm.rank());
+          const int peer = 1 - comm.rank();
+          const LocalBuffer buffer = comm.register_local(bytes, 4096);
+          comm.put_on_stream(device, peer, window, 0, buffer, 0, 4096);
+          comm.signal_on_stream(device, peer, 5, 3);
+          comm.wait_on_stream(device, 5, 3);
+          const auto* got = static_cast<const unsigned char*>(window.data());
+          for (int i = 0; i < 4096; ++i) ASSERT_EQ(got[i], static_cast<unsigned char>(i + peer)) << path << " byte " << i;
+          EXPECT_THROW(comm.signal_on_stream(device, 2, 0), Error);
+          comm.barrier();
+        },
+        config);
+  }
+}
+
 TEST(PathPlan, LsaSizeSplitsAHost) {
   using namespace core;
   std::vector<RankFacts> facts(4);

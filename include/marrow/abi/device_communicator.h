@@ -83,6 +83,7 @@ struct ControlBlock {
   /// Kernel's ABI number when it differs from the handle's; 0: none seen.
   alignas(64) std::uint64_t foreign_abi;
   std::uint64_t reports;  ///< violations counted; the first kCheckedReports are kept
+  std::uint64_t stream_status;  ///< worst Status of the host-initiated stream operations since check()
   CheckedReport report[kCheckedReports];
 };
 
