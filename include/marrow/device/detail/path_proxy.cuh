@@ -174,7 +174,7 @@ struct PathProxy {
 #endif
   }
 
-  static MARROW_DEVICE void store_descriptor(ProxyRing& ring, std::uint64_t index, ProxyDescriptor d) {
+  static MARROW_DEVICE void store_descriptor(ProxyRing& ring, std::uint64_t index, const ProxyDescriptor& d) {
     ProxyDescriptor& slot = ring.slots[index & ((std::uint64_t{1} << ring.log_size) - 1)];
     const std::uint64_t lap = proxy_lap(index, ring.log_size);
     for (int i = 0; i < 4; ++i) {
