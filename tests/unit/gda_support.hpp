@@ -106,6 +106,9 @@ class Rank {
   bootstrap::Bootstrap& bootstrap() { return *bootstrap_; }
   std::uint64_t* words() const { return reinterpret_cast<std::uint64_t*>(window_.local); }
   void barrier() { bootstrap_->barrier(); }
+  /// As if this rank had died: its queues are gone.
+  void drop_queues() { queues_.reset(); }
+  std::uint64_t count = 0;  ///< for tests
 
   LocalBufferHandle local(std::uint64_t bytes) {
     const memory::Block block = arena_->allocate(bytes, Memory::host);
