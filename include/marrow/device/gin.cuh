@@ -34,7 +34,8 @@ struct Request {
 };
 
 /// @tparam kOnly  paths compiled in; none named: all three, chosen per peer at run time. An operation
-///                to a peer on another path returns Status::invalid.
+///                to a peer on another path returns Status::invalid, and a strong signal covers adds
+///                to windows (they take WindowHandle::atomic_path) only when that path is among them.
 /// Options of operations, in any order: SignalAdd or SignalAt, CounterInc, a coop group (default
 /// Thread), Ordering, Doorbell, Team (peer then counts in that team), Deadline (waiting for queue
 /// space; default MARROW_WAIT_TIMEOUT). All members of a group call together with the same arguments

@@ -158,8 +158,10 @@ template <class Coop, class Post>
 MARROW_DEVICE Status Gin<kOnly...>::post_then(int peer, Path path, const detail::Then& then, Path then_path,
                                               const detail::Knobs& knobs, const Coop& coop, Post&& post) const {
   const bool fused = !then.window || then_path == path;
-  if (then.window && fused && then.strong && comm_.atomic_path != path) {
-    // Earlier adds to this peer went by the atomic path: complete them before the signal.
+  if (then.window && fused && then.strong && comm_.atomic_path != path &&
+      detail::compiled_in<kOnly...>(comm_.atomic_path)) {
+    // Earlier adds to this peer went by the atomic path: complete them before the signal. (A pruned
+    // Gin without that path has posted none.)
     coop.sync();
     Status settled = Status::ok;
     if (coop.rank() == 0) {
