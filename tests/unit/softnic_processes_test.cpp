@@ -233,14 +233,14 @@ void immediate(Board& board, const std::string& job, int rank) {
     if (rank == 0) {
       me.scratch[0] = static_cast<std::uint8_t>(i);
       Endpoint::Wqe w;
-      w.add(Endpoint::remote(board.ranks[1].address + 100, board.ranks[1].rkey))
+      w.add(Endpoint::remote(board.ranks[1].address + 100 + i, board.ranks[1].rkey))
           .add(Endpoint::data(me.scratch, 1, me.locals[peer]));
       to.post(w, kWriteImmediate, kCompletionAlways, 0, i);
       CHECK_OR_DIE(to.cq.poll().ok());
     } else {
       const Completed got = to.receive_cq.poll();
       CHECK_OR_DIE(got.opcode == kResponderWriteImmediate && got.immediate == i);
-      CHECK_OR_DIE(std::to_integer<std::uint32_t>(me.window.data()[100]) == i);
+      CHECK_OR_DIE(std::to_integer<std::uint32_t>(me.window.data()[100 + i]) == i);
       to.post_receive();
     }
   }
