@@ -65,6 +65,7 @@ DeviceState::DeviceState(std::shared_ptr<CommunicatorState> comm, const Requirem
   h.signal_base = private_words(h.signal_words);
   h.signal_shadow = private_words(h.signal_words);
   h.counter_base = private_words(h.counters);
+  h.look = private_words(2);
   make_sync_memory(*comm);
   make_counters(*comm);
   connect(*comm);

@@ -128,7 +128,10 @@ struct DeviceCommunicator {
   std::uint64_t* counter_base = nullptr;   ///< [counters] baseline, set by reset_counter
   const GdaDevice* gda = nullptr;
   const ProxyDevice* proxy = nullptr;
-  std::uint64_t reserved[4] = {};
+  /// [2] ours alone, in device memory: when (ns) some waiter last read control->state, and what it
+  /// found. Thousands of waiters share one read of host memory every ~10 us. null: each reads itself.
+  std::uint64_t* look = nullptr;
+  std::uint64_t reserved[3] = {};
 };
 static_assert(sizeof(DeviceCommunicator) == 56 + 8 + 8 + 8 + 3 * 80 + 8 + 8 + 24 + 8 + 8 + 8 + 32);
 

@@ -71,13 +71,30 @@ inline namespace cpu_device {
 struct WaitWords {
   ControlBlock* control;
   std::uint64_t wait_ns;
+  std::uint64_t* look;
 };
-MARROW_DEVICE WaitWords wait_words(const DeviceCommunicator& comm) { return {comm.control, comm.wait_ns}; }
+MARROW_DEVICE WaitWords wait_words(const DeviceCommunicator& comm) { return {comm.control, comm.wait_ns, comm.look}; }
+
+/// How often waiters look at the words the host writes: a read of host memory costs a GPU about 1 us.
+inline constexpr std::uint64_t kLookNs = 10000;
+
+/// control->state, at most about kLookNs old. One waiter of all reads it; the others take what it
+/// found: 4096 threads that read host memory one by one would need 100 us for it.
+MARROW_DEVICE std::uint64_t control_state(const WaitWords& comm, std::uint64_t now) {
+  if (!comm.look) return load_relaxed<Scope::system>(&comm.control->state);
+  const std::uint64_t last = load_relaxed<Scope::device>(comm.look);
+  if (now - last < kLookNs || compare_swap_relaxed<Scope::device>(comm.look, last, now) != last) {
+    return load_relaxed<Scope::device>(comm.look + 1);
+  }
+  const std::uint64_t state = load_relaxed<Scope::system>(&comm.control->state);
+  store_relaxed<Scope::device>(comm.look + 1, state);
+  return state;
+}
 
 /// What a wait or an operation that names `peer` must return now, from the words the host writes.
-/// peer < 0: names no peer. Reads host memory: about 1 us on a GPU, so only waits do it.
+/// peer < 0: names no peer. May read host memory, so only waits do it.
 MARROW_DEVICE Status control_status(const WaitWords& comm, int peer = -1) {
-  const std::uint64_t state = load_relaxed<Scope::system>(&comm.control->state);
+  const std::uint64_t state = control_state(comm, now_ns());
   if (state == kControlOk) return Status::ok;
   if (state & kControlAborted) return Status::aborted;
   if (state & kControlPeerFailed) return Status::peer_failed;
@@ -99,7 +116,6 @@ MARROW_DEVICE Status control_status(const DeviceCommunicator& comm, int peer = -
 /// @return ok, timeout (what was waited for may still come), peer_failed, aborted
 template <class Predicate>
 MARROW_DEVICE Status wait_until(const WaitWords& comm, Deadline deadline, Predicate&& predicate, int peer = -1) {
-  constexpr std::uint64_t kLookNs = 10000;  // a look at host memory costs a PCIe read
   const std::uint64_t limit = deadline.ns ? deadline.ns : comm.wait_ns;
   std::uint64_t start = 0;
   std::uint64_t next_look = kLookNs;

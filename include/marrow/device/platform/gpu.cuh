@@ -289,7 +289,17 @@ MARROW_DEVICE void copy_elements(T* dst, const T* src, std::size_t n, unsigned r
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) dst[i + k * std::size_t{size}] = value[k];
   }
-  for (; i < n; i += size) dst[i] = src[i];
+  if (i >= n) return;
+  // The rest, all loads at once too: one by one they would cost a memory latency each.
+  T value[kUnroll];
+#pragma unroll
+  for (int k = 0; k < kUnroll; ++k) {
+    if (i + k * std::size_t{size} < n) value[k] = src[i + k * std::size_t{size}];
+  }
+#pragma unroll
+  for (int k = 0; k < kUnroll; ++k) {
+    if (i + k * std::size_t{size} < n) dst[i + k * std::size_t{size}] = value[k];
+  }
 }
 
 /// Bytes before both sides are aligned, whole elements of T, bytes after.
