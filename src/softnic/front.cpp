@@ -2,17 +2,14 @@
 // softnic's functions with the signatures of libibverbs and libmlx5, and their registration as the
 // provider "softnic". They report errors as the real ones do (null or a code, with errno); the reason
 // in words is kept for last_error.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "base/log.hpp"
 #include "base/parameters.hpp"
-#include "base/text.hpp"
 #include "marrow/error.hpp"
+#include "softnic/front.hpp"
 #include "softnic/objects.hpp"
 #include "verbs/table.hpp"
 
@@ -31,19 +28,24 @@ using verbs::ibv_pd;
 using verbs::ibv_port_attr;
 using verbs::kLinkLayerInfiniBand;
 using verbs::kMtu4096;
-using verbs::kObjectPd;
 using verbs::kPortActive;
-using verbs::kUmemMaskDmabuf;
 using verbs::mlx5dv_devx_obj;
-using verbs::mlx5dv_devx_uar;
-using verbs::mlx5dv_devx_umem;
-using verbs::mlx5dv_devx_umem_in;
-using verbs::mlx5dv_obj;
 using verbs::register_provider;
 using verbs::Table;
 using Lock = Engine::ControlLock;
 
 thread_local std::string last_error_text;
+
+}  // namespace
+
+int failed(int error, std::string sentence) {
+  MARROW_INFO(softnic, sentence);
+  last_error_text = std::move(sentence);
+  errno = error;
+  return error;
+}
+
+const char* last_error() { return last_error_text.c_str(); }
 
 int code_to_errno(Code code) {
   switch (code) {
@@ -56,34 +58,7 @@ int code_to_errno(Code code) {
   }
 }
 
-int failed(int error, std::string sentence) {
-  MARROW_INFO(softnic, sentence);
-  last_error_text = std::move(sentence);
-  errno = error;
-  return error;
-}
-
-/// Runs `body`; turns what it throws into errno and last_error. @return its value, or `otherwise`
-template <class Result, class Body>
-Result guarded(Result otherwise, Body&& body) {
-  try {
-    return body();
-  } catch (const Error& error) {
-    failed(code_to_errno(error.code()), error.what());
-  } catch (const std::bad_alloc&) {
-    failed(ENOMEM, "softnic ran out of memory");
-  } catch (const std::exception& error) {
-    failed(EIO, error.what());
-  }
-  return otherwise;
-}
-/// The same for functions that return 0 or errno.
-template <class Body>
-int guarded_code(Body&& body) {
-  return guarded(-1, body) == 0 ? 0 : errno;
-}
-
-Context& of(ibv_context* context) { return *static_cast<Context*>(context); }
+namespace {
 
 // --- device -------------------------------------------------------------------------------------
 
@@ -305,7 +280,7 @@ int dereg_mr(ibv_mr* raw) {
 
 int expose_memory(ibv_context* context, void* addr, std::size_t bytes, int fd,
                   std::uint64_t offset) {
-  return guarded_code([&] {
+  return guarded(EIO, [&] {
     Lock lock(of(context).job->engine());
     const int error =
         of(context).job->regions().expose(static_cast<std::byte*>(addr), bytes, fd, offset);
@@ -316,176 +291,6 @@ int withdraw_memory(ibv_context* context, void* addr) {
   Lock lock(of(context).job->engine());
   return of(context).job->regions().withdraw(static_cast<std::byte*>(addr));
 }
-
-// --- DevX -----------------------------------------------------------------------------------------
-
-int init_obj(mlx5dv_obj* object, std::uint64_t type) {
-  if (type != kObjectPd) return failed(EOPNOTSUPP, "init_obj: only protection domains");
-  object->pd.out->pdn = static_cast<const Pd*>(object->pd.in)->pdn;
-  object->pd.out->comp_mask = 0;
-  return 0;
-}
-
-mlx5dv_devx_umem* devx_umem_reg(ibv_context* raw, void* addr, std::size_t size, std::uint32_t) {
-  return guarded<mlx5dv_devx_umem*>(nullptr, [&]() -> mlx5dv_devx_umem* {
-    if (addr == nullptr || size == 0) {
-      failed(EINVAL, "a umem needs an address and a size above 0");
-      return nullptr;
-    }
-    Context& context = of(raw);
-    Lock lock(context.job->engine());
-    auto umem = std::make_unique<Umem>();
-    umem->umem_id = context.job->next_number();
-    umem->owner = &context;
-    umem->address = static_cast<std::byte*>(addr);
-    umem->bytes = size;
-    Umem* result = umem.get();
-    context.umems[umem->umem_id] = std::move(umem);
-    return result;
-  });
-}
-
-mlx5dv_devx_umem* devx_umem_reg_ex(ibv_context* context, mlx5dv_devx_umem_in* in) {
-  if ((in->comp_mask & kUmemMaskDmabuf) != 0) {
-    failed(EOPNOTSUPP, "softnic does not take dma-buf memory");
-    return nullptr;
-  }
-  return devx_umem_reg(context, in->addr, in->size, in->access);
-}
-
-int devx_umem_dereg(mlx5dv_devx_umem* raw) {
-  Umem* umem = static_cast<Umem*>(raw);
-  Context& context = *umem->owner;
-  Lock lock(context.job->engine());
-  if (umem->users != 0) return failed(EBUSY, "a queue still lies in the umem");
-  context.umems.erase(umem->umem_id);
-  return 0;
-}
-
-mlx5dv_devx_uar* devx_alloc_uar(ibv_context* raw, std::uint32_t) {
-  return guarded<mlx5dv_devx_uar*>(nullptr, [&]() -> mlx5dv_devx_uar* {
-    Context& context = of(raw);
-    Lock lock(context.job->engine());
-    UarPage* page = nullptr;
-    for (const auto& each : context.pages) {
-      if (each->used != ~std::uint64_t{0}) page = each.get();
-    }
-    if (page == nullptr) {
-      auto made = std::make_unique<UarPage>();
-      made->memory = base::Mapping::anonymous(UarPage::kBytes);
-      page = context.pages.emplace_back(std::move(made)).get();
-    }
-    auto uar = std::make_unique<Uar>();
-    uar->cell = static_cast<std::uint32_t>(__builtin_ctzll(~page->used));
-    page->used |= std::uint64_t{1} << uar->cell;
-    uar->owner = &context;
-    uar->page = page;
-    uar->base_addr = page->memory.data();
-    uar->reg_addr = page->memory.as<std::byte>(std::size_t{uar->cell} * UarPage::kCellBytes);
-    std::memset(uar->reg_addr, 0, UarPage::kCellBytes);
-    uar->page_id = context.job->next_number();
-    uar->mmap_off = 0;
-    uar->comp_mask = 0;
-    Uar* result = uar.get();
-    context.uars[uar->page_id] = std::move(uar);
-    return result;
-  });
-}
-
-void devx_free_uar(mlx5dv_devx_uar* raw) {
-  Uar* uar = static_cast<Uar*>(raw);
-  Context& context = *uar->owner;
-  Lock lock(context.job->engine());
-  if (uar->users != 0) {
-    failed(EBUSY, "a queue pair still rings this UAR");
-    return;
-  }
-  uar->page->used &= ~(std::uint64_t{1} << uar->cell);
-  context.uars.erase(uar->page_id);
-}
-
-int devx_query_eqn(ibv_context*, std::uint32_t vector, std::uint32_t* eqn) {
-  if (vector != 0) return failed(EINVAL, "softnic has completion vector 0 only");
-  *eqn = kEventQueue;
-  return 0;
-}
-
-/// Runs a command: a refusal goes into the reply's status and, as with the kernel's DevX, makes the
-/// call fail with EREMOTEIO. @return 0 or errno
-template <class Body>
-int run_command(Context& context, const void* in, std::size_t in_bytes, void* out,
-                std::size_t out_bytes, Body&& body) {
-  if (in == nullptr || out == nullptr || in_bytes < mlx5::command::kHeaderBytes || out_bytes < 8) {
-    return failed(EINVAL, "a command needs at least 16 bytes in and 8 bytes out");
-  }
-  auto* reply = static_cast<std::uint8_t*>(out);
-  std::memset(reply, 0, out_bytes);
-  try {
-    Lock lock(context.job->engine());
-    body(static_cast<const std::uint8_t*>(in), reply);
-    return 0;
-  } catch (const Refused& refused) {
-    std::memset(reply, 0, out_bytes);
-    mlx5::set(reply, mlx5::reply::status, refused.status);
-    mlx5::set(reply, mlx5::reply::syndrome, 0x50f70000u | refused.status);
-    return failed(EREMOTEIO, refused.sentence);
-  } catch (const std::bad_alloc&) {
-    return failed(ENOMEM, "softnic ran out of memory");
-  }
-}
-
-mlx5dv_devx_obj* devx_obj_create(ibv_context* raw, const void* in, std::size_t in_bytes, void* out,
-                                 std::size_t out_bytes) {
-  Context& context = of(raw);
-  mlx5dv_devx_obj* made = nullptr;
-  run_command(context, in, in_bytes, out, out_bytes,
-              [&](const std::uint8_t* command, std::uint8_t* reply) {
-                auto object = create_object(context, command, in_bytes, reply, out_bytes);
-                context.objects.insert(object.get());
-                made = object.release();
-              });
-  return made;
-}
-
-int devx_obj_modify(mlx5dv_devx_obj* object, const void* in, std::size_t in_bytes, void* out,
-                    std::size_t out_bytes) {
-  return run_command(*object->owner, in, in_bytes, out, out_bytes,
-                     [&](const std::uint8_t* command, std::uint8_t*) {
-                       modify_object(*object, command, in_bytes);
-                     });
-}
-
-int devx_obj_query(mlx5dv_devx_obj* object, const void* in, std::size_t in_bytes, void* out,
-                   std::size_t out_bytes) {
-  return run_command(*object->owner, in, in_bytes, out, out_bytes,
-                     [&](const std::uint8_t* command, std::uint8_t* reply) {
-                       query_object(*object, command, reply, out_bytes);
-                     });
-}
-
-int devx_obj_destroy(mlx5dv_devx_obj* object) {
-  Context& context = *object->owner;
-  try {
-    Lock lock(context.job->engine());
-    detach_object(*object);
-    context.objects.erase(object);
-  } catch (const Refused& refused) {
-    return failed(EBUSY, refused.sentence);
-  }
-  delete object;
-  return 0;
-}
-
-int devx_general_cmd(ibv_context* raw, const void* in, std::size_t in_bytes, void* out,
-                     std::size_t out_bytes) {
-  Context& context = of(raw);
-  return run_command(context, in, in_bytes, out, out_bytes,
-                     [&](const std::uint8_t* command, std::uint8_t* reply) {
-                       general_command(context, command, reply, out_bytes);
-                     });
-}
-
-const char* last_error() { return last_error_text.c_str(); }
 
 const Table& softnic_table() {
   static const Table table = [] {
@@ -506,18 +311,7 @@ const Table& softnic_table() {
     t.reg_mr_iova2 = reg_mr_iova2;
     t.reg_dmabuf_mr = reg_dmabuf_mr;
     t.is_supported = is_supported;
-    t.init_obj = init_obj;
-    t.devx_umem_reg = devx_umem_reg;
-    t.devx_umem_reg_ex = devx_umem_reg_ex;
-    t.devx_umem_dereg = devx_umem_dereg;
-    t.devx_alloc_uar = devx_alloc_uar;
-    t.devx_free_uar = devx_free_uar;
-    t.devx_obj_create = devx_obj_create;
-    t.devx_obj_query = devx_obj_query;
-    t.devx_obj_modify = devx_obj_modify;
-    t.devx_obj_destroy = devx_obj_destroy;
-    t.devx_query_eqn = devx_query_eqn;
-    t.devx_general_cmd = devx_general_cmd;
+    set_devx_functions(t);
     t.open_device_in_job = open_device_in_job;
     t.expose_memory = expose_memory;
     t.withdraw_memory = withdraw_memory;
