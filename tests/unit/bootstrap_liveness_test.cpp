@@ -145,10 +145,10 @@ void kill_and_check(int n, const std::vector<int>& victims, int limit_ms) {
   }
 }
 
-TEST(Liveness, AKilledMemberIsNoticedAndTheRestGoesOn) { kill_and_check(4, {2}, 500); }
-TEST(Liveness, AKilledRootIsNoticedAndTheRestGoesOn) { kill_and_check(4, {0}, 500); }
+TEST(Liveness, AKilledMemberIsNoticedAndTheRestGoesOn) { kill_and_check(4, {2}, 2000); }
+TEST(Liveness, AKilledRootIsNoticedAndTheRestGoesOn) { kill_and_check(4, {0}, 2000); }
 TEST(Liveness, SixteenRanksLoseTheRoot) { kill_and_check(16, {0}, 2000); }
-TEST(Liveness, TheLastRankStandsAlone) { kill_and_check(2, {0}, 500); }
+TEST(Liveness, TheLastRankStandsAlone) { kill_and_check(2, {0}, 2000); }
 
 TEST(Liveness, TheRootAndItsHeirDieTogether) {
   // The survivors may see the two deaths in one or in two agreements.
@@ -287,9 +287,9 @@ TEST(Liveness, SilenceBeyondTheTimeoutIsFailureAndTheSleeperWithdraws) {
     UniqueId id = UniqueId::create();
     const int n = 4;
     Processes ranks(n, [&](int rank) {
-      if (rank != victim) return survivor(id, n, rank, shared, 1, "600ms");
+      if (rank != victim) return survivor(id, n, rank, shared, 1, "1s");
       Seen& seen = shared[rank];
-      Bootstrap bootstrap(id, n, rank, options(20000, "600ms"));
+      Bootstrap bootstrap(id, n, rank, options(20000, "1s"));
       bootstrap.barrier();
       seen.phase = 1;
       try {
@@ -306,7 +306,7 @@ TEST(Liveness, SilenceBeyondTheTimeoutIsFailureAndTheSleeperWithdraws) {
     for (int r = 0; r < n; ++r) {
       if (r == victim) continue;
       EXPECT_EQ(ranks.wait(r), 0) << "rank " << r;
-      EXPECT_GT(shared[r].failed_at[victim] - stopped_at, 500'000'000) << r;
+      EXPECT_GT(shared[r].failed_at[victim] - stopped_at, 900'000'000) << r;
       EXPECT_EQ(shared[r].mask[0], 1u << 31 | 1u << victim);
     }
     ranks.send(victim, SIGCONT);
@@ -347,9 +347,10 @@ TEST(Liveness, AKilledRankIsNoticedThoughItsForkedChildLives) {
     for (int r = 0; r < 3; ++r) {
       EXPECT_EQ(ranks.wait(r), r == victim ? -SIGKILL : 0);
       if (r != victim) {
-        EXPECT_LT(shared[r].failed_at[victim] - killed_at, 250'000'000) << r;
+        EXPECT_LT(shared[r].failed_at[victim] - killed_at, 2'000'000'000) << r;
       }
     }
+    ::kill(shared[victim].rounds, SIGKILL);
   }
 }
 
@@ -371,18 +372,18 @@ TEST(Liveness, AWholeJobMayBeStoppedForLongerThanTheTimeout) {
   Shared shared;
   UniqueId id = UniqueId::create();
   Processes ranks(3, [&](int rank) {
-    Bootstrap bootstrap(id, 3, rank, options(20000, "500ms"));
+    Bootstrap bootstrap(id, 3, rank, options(20000, "1s"));
     watch(bootstrap, shared[rank]);
     bootstrap.barrier();
     shared[rank].phase = 1;
-    std::this_thread::sleep_for(milliseconds(1500));
+    std::this_thread::sleep_for(milliseconds(2000));
     bootstrap.close();
     return 0;
   });
   take_listener(decode(id).credentials.session);
   ASSERT_TRUE(shared.wait_up(3));
   for (int r = 0; r < 3; ++r) ranks.send(r, SIGSTOP);
-  std::this_thread::sleep_for(milliseconds(1000));
+  std::this_thread::sleep_for(milliseconds(1500));
   for (int r = 0; r < 3; ++r) ranks.send(r, SIGCONT);
   for (int r = 0; r < 3; ++r) EXPECT_EQ(ranks.wait(r), 0) << r;
 }

@@ -198,10 +198,10 @@ TEST(Setup, StrangersAreDroppedWithOneWarningEach) {
   Bytes half = header(kProtocolVersion, 1, 33);
   send_raw(strangers[4], std::span(half).first(10));
   Options quick = options();
-  quick.handshake_timeout = milliseconds(150);
+  quick.handshake_timeout = milliseconds(400);
   expect_all_ok(on_threads(3, [&](int rank) {
     Bootstrap bootstrap(id, 3, rank, rank == 0 ? quick : options());
-    for (int i = 0; i < 6; ++i) {
+    for (int i = 0; i < 12; ++i) {
       std::this_thread::sleep_for(milliseconds(50));
       bootstrap.barrier();
     }
@@ -210,7 +210,7 @@ TEST(Setup, StrangersAreDroppedWithOneWarningEach) {
   std::string all = log.all();
   EXPECT_EQ(log.count("MARROW WARN"), 5) << all;
   EXPECT_EQ(log.count("dropped a connection from 127.0.0.1:"), 5) << all;
-  EXPECT_EQ(log.count("did not say who it is within 150 ms"), 2) << all;
+  EXPECT_EQ(log.count("did not say who it is within 400 ms"), 2) << all;
   EXPECT_EQ(log.count("not Marrow's protocol"), 1) << all;
   EXPECT_EQ(log.count("announced a frame of 4294967296 bytes"), 1) << all;
   EXPECT_EQ(log.count("speaks version 9"), 1) << all;
