@@ -157,7 +157,7 @@ std::string prefix(const Sink& to, Level level) {
 }
 
 /// Hands one line to the callback or the file. Caller holds the mutex.
-void emit(Sink& to, Level level, Subsystem subsystem, std::string line) {
+void emit(Sink& to, Level level, Subsystem subsystem, const std::string& line) {
   bool ok = true;
   if (to.callback) {
     try {
@@ -264,7 +264,7 @@ void write(Level level, Subsystem subsystem, const char* file, int line, const s
       out += cat(path.substr(slash == std::string_view::npos ? 0 : slash + 1), ":", line, " ");
     }
     out += text;
-    emit(to, level, subsystem, std::move(out));
+    emit(to, level, subsystem, out);
   } catch (...) {
     dropped_lines.fetch_add(1, std::memory_order_relaxed);
   }

@@ -169,7 +169,7 @@ class Bootstrap::Service {
   void on_welcome(std::span<const std::byte> payload);
   void on_reject(Connection& connection, std::span<const std::byte> payload);
   void on_status(std::span<const std::byte> payload);
-  void fail_setup(Error error);
+  void fail_setup(const Error& error);
   void setup_complete();
   void remove_rendezvous_file();
   void push_missing();

@@ -264,7 +264,7 @@ void Bootstrap::Service::setup_timed_out() {
 
 /// Rank 0 found out that set-up cannot succeed: tells every rank, also those that come during the next
 /// seconds.
-void Bootstrap::Service::fail_setup(Error error) {
+void Bootstrap::Service::fail_setup(const Error& error) {
   if (phase_ != Phase::joining || !am_root_) return;
   phase_ = Phase::refusing;
   refuse_with_ = error;

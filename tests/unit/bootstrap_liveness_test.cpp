@@ -322,13 +322,13 @@ TEST(Liveness, AKilledRankIsNoticedThoughItsForkedChildLives) {
       Bootstrap bootstrap(id, 3, rank, options(20000));
       watch(bootstrap, shared[rank]);
       bootstrap.barrier();
-      if (rank == victim &&
-          ::fork() == 0) {  // a data loader worker: outlives its parent for a while
-        for (int i = 0; i < 300 && ::getppid() > 1; ++i) {
-          std::this_thread::sleep_for(milliseconds(10));
+      if (rank == victim) {
+        pid_t worker = ::fork();  // a data loader worker, say: outlives its parent
+        if (worker == 0) {
+          std::this_thread::sleep_for(milliseconds(15000));
+          ::_exit(0);
         }
-        std::this_thread::sleep_for(milliseconds(300));
-        ::_exit(0);
+        shared[rank].rounds = worker;
       }
       shared[rank].phase = 1;
       try {
@@ -350,6 +350,7 @@ TEST(Liveness, AKilledRankIsNoticedThoughItsForkedChildLives) {
         EXPECT_LT(shared[r].failed_at[victim] - killed_at, 2'000'000'000) << r;
       }
     }
+    ASSERT_GT(shared[victim].rounds, 1);  // 0 would be this test's process group
     ::kill(shared[victim].rounds, SIGKILL);
   }
 }
