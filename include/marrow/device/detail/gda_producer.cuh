@@ -61,8 +61,11 @@ struct Producer : Consumer<kSharing> {
                                       Deadline deadline, std::uint64_t* first, GdaQueue* watch = nullptr) {
     if constexpr (kExclusive) {
       const std::uint64_t at = q.reserved_index;
+      if (!has_room(q, at + n)) {
+        const std::int64_t room = wait_for_room(comm, peer, q, n, deadline, watch);
+        if (room < 0) return static_cast<Status>(-room);
+      }
       *first = at;
-      if (!has_room(q, at + n)) return wait_for_room(comm, peer, q, n, deadline, first, watch);
       q.reserved_index = at + n;
       return Status::ok;
     } else {
@@ -75,7 +78,10 @@ struct Producer : Consumer<kSharing> {
         }
         at = old;  // somebody else took it, so the loop as a whole advances
       }
-      return wait_for_room(comm, peer, q, n, deadline, first, watch);
+      const std::int64_t room = wait_for_room(comm, peer, q, n, deadline, watch);
+      if (room < 0) return static_cast<Status>(-room);
+      *first = static_cast<std::uint64_t>(room);
+      return Status::ok;
     }
   }
 
@@ -142,10 +148,13 @@ struct Producer : Consumer<kSharing> {
     return static_cast<std::int64_t>(Base::completed(q) + q.mask + 1 - end) >= 0;
   }
 
-  static MARROW_DEVICE_COLD Status wait_for_room(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
-                                                 Deadline deadline, std::uint64_t* first,
-                                                 GdaQueue* watch) {
+  /// Waits until n entries fit; a shared queue's are then reserved. Everything is passed and returned in
+  /// registers, so that a kernel needs no stack for a call it hardly ever makes.
+  /// @return the first index, or minus the Status
+  static MARROW_DEVICE_COLD std::int64_t wait_for_room(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
+                                                       Deadline deadline, GdaQueue* watch) {
     Status seen = Status::ok;
+    std::uint64_t at = 0;
     const Status waited = wait_until(
         comm, deadline,
         [&] {
@@ -153,23 +162,18 @@ struct Producer : Consumer<kSharing> {
             seen = Base::poll(*watch, Base::completed(*watch) + 1);
             if (seen > Status::timeout) return true;
           }
-          const std::uint64_t at = kExclusive ? q.reserved_index : load_relaxed<kScope>(&q.reserved_index);
+          at = kExclusive ? q.reserved_index : load_relaxed<kScope>(&q.reserved_index);
           if (!has_room(q, at + n)) {
             seen = Base::poll(q, at + n - (q.mask + 1));
             if (seen == Status::timeout) return false;
             if (seen != Status::ok) return true;
           }
           seen = Status::ok;
-          *first = at;
-          if constexpr (kExclusive) {
-            q.reserved_index = at + n;
-            return true;
-          } else {
-            return compare_swap_relaxed<kScope>(&q.reserved_index, at, at + n) == at;
-          }
+          return kExclusive || compare_swap_relaxed<kScope>(&q.reserved_index, at, at + n) == at;
         },
         peer);
-    return waited == Status::ok ? seen : waited;
+    const Status status = waited == Status::ok ? seen : waited;
+    return status == Status::ok ? static_cast<std::int64_t>(at) : -static_cast<std::int64_t>(status);
   }
 
   /// Waits for those who reserved before us. They run straight-line code (the counted form waits for

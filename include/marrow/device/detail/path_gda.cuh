@@ -72,35 +72,45 @@ struct Operations {
   static MARROW_DEVICE Status transfer(const DeviceCommunicator& comm, int context, int peer, const WindowHandle& window,
                                        std::uint64_t offset, const Region& ours, std::uint64_t our_offset,
                                        std::uint64_t bytes, bool is_read, const Then& then, const Knobs& knobs) {
-    const std::uint64_t chunks = (bytes + kChunkBytes - 1) >> kChunkShift;
     const bool acts = then.window != nullptr;
-    if (chunks == 0 && !acts && knobs.counter < 0) return Status::ok;
-    const std::uint32_t data = chunks || acts ? static_cast<std::uint32_t>(chunks) : 1u;  // none at all: a NOP, to count
-    const std::uint32_t n = data + acts;
+    if (bytes == 0) {
+      if (acts) return add(comm, context, peer, then, knobs);
+      if (knobs.counter < 0) return Status::ok;
+      return submit(comm, context, peer, 1, 1, knobs, [&](const GdaQueue& q, std::uint64_t at) { Wqe(q, at).nop(); });
+    }
+    const std::uint64_t chunks = (bytes + kChunkBytes - 1) >> kChunkShift;
     if (chunks >= (queue_of(comm, context, peer).mask + 1) >> 1) return Status::invalid;  // >= 16 GiB and depth 32
-    return submit(comm, context, peer, n, n > data && data == 0 ? 1 : data, knobs, [&](const GdaQueue& q, std::uint64_t at) {
-      if (chunks) {
-        std::uint64_t remote = load_cached(window.gda_base + peer) + offset;
-        const std::uint32_t rkey = load_cached(window.gda_rkey + peer);
-        std::uint64_t local = ours.gda_local + our_offset;
-        std::uint64_t left = bytes;
-        do {
-          const auto now = static_cast<std::uint32_t>(left < kChunkBytes ? left : kChunkBytes);
-          if (is_read) {
-            Wqe(q, at).read(remote, rkey, local, ours.gda_lkey, now);
-          } else {
-            Wqe(q, at).write(remote, rkey, local, ours.gda_lkey, now);
-          }
-          ++at;
-          left -= now;
-          remote += now;
-          local += now;
-        } while (left);
-      } else if (!acts) {
-        Wqe(q, at).nop();
+    const std::uint32_t data = static_cast<std::uint32_t>(chunks);
+    return submit(comm, context, peer, data + acts, data, knobs, [&](const GdaQueue& q, std::uint64_t at) {
+      const std::uint64_t remote = load_cached(window.gda_base + peer) + offset;
+      const std::uint32_t rkey = load_cached(window.gda_rkey + peer);
+      if (chunks > 1) {
+        at = write_chunks(q, at, remote, rkey, ours.gda_local + our_offset, ours.gda_lkey, bytes, is_read);
+      } else if (is_read) {
+        Wqe(q, at++).read(remote, rkey, ours.gda_local + our_offset, ours.gda_lkey, static_cast<std::uint32_t>(bytes));
+      } else {
+        Wqe(q, at++).write(remote, rkey, ours.gda_local + our_offset, ours.gda_lkey, static_cast<std::uint32_t>(bytes));
       }
       if (acts) write_add(q, at, peer, then);
     });
+  }
+
+  /// More than 1 GiB. @return the index behind the last chunk
+  static MARROW_DEVICE_COLD std::uint64_t write_chunks(const GdaQueue& q, std::uint64_t at, std::uint64_t remote,
+                                                       std::uint32_t rkey, std::uint64_t local, std::uint32_t lkey,
+                                                       std::uint64_t bytes, bool is_read) {
+    while (bytes) {
+      const auto now = static_cast<std::uint32_t>(bytes < kChunkBytes ? bytes : kChunkBytes);
+      if (is_read) {
+        Wqe(q, at++).read(remote, rkey, local, lkey, now);
+      } else {
+        Wqe(q, at++).write(remote, rkey, local, lkey, now);
+      }
+      bytes -= now;
+      remote += now;
+      local += now;
+    }
+    return at;
   }
 
   static MARROW_DEVICE Status put_value(const DeviceCommunicator& comm, int context, int peer, const WindowHandle& window,
