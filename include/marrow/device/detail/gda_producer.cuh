@@ -42,7 +42,7 @@ struct Producer : Consumer<kSharing> {
   static MARROW_DEVICE Status post(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
                                    const PostKnobs& knobs, Build&& build, std::uint64_t* first = nullptr) {
     if constexpr (kExclusive) {
-      std::uint64_t at;
+      std::uint64_t at = 0;
       const Status status = reserve(comm, peer, q, n, knobs.deadline, &at);
       if (status != Status::ok) return status;
       if (first) *first = at;
