@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -182,6 +183,8 @@ pid_t start_worker(const Row& row, int worker, const std::string& folder) {
   if (child != 0) return child;
   (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);
+  const rlimit no_core{0, 0};  // windows are sparse, a core of one takes minutes
+  (void)setrlimit(RLIMIT_CORE, &no_core);
   const int fd = open(log.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0 || dup2(fd, 1) < 0 || dup2(fd, 2) < 0) _exit(1);
   setenv("MARROW_CPU_LANES", row.text("lanes").c_str(), 1);

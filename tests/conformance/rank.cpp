@@ -106,6 +106,15 @@ std::string run(const Row& row, int rank, const std::string& id_file) {
   const UniqueId id = meet(rank, id_file);
   Communicator comm(id, nranks, rank, config_of(row, rank, place));
 
+  const std::vector<std::string> wanted = split(path_of(row, rank));
+  for (const PeerInfo& peer : comm.peers()) {
+    const std::string& want = wanted[wanted.size() == 1 ? 0 : peer.rank];
+    if (name(peer.path) != want && (peer.rank != rank || want != "lsa")) {
+      return "rank " + std::to_string(rank) + " reaches rank " + std::to_string(peer.rank) +
+             " by " + name(peer.path) + ", the row asks for " + want;
+    }
+  }
+
   Args args;
   const bool sized = (which.traits & kSized) != 0;
   args.bytes = sized ? row.number("bytes") : which.bytes;

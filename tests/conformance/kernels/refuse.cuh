@@ -91,7 +91,8 @@ MARROW_KERNEL invalid(Args a) {
     same(a, gin.read_signal(free_signal(a, 0)), 0, 9, -1);
     same(a, load_relaxed<Scope::system>(own_word(a, 0)), 0, 9, -1);
   }
-  coop.sync();
+  // Nobody sends before everybody has looked.
+  if (!ok(a, meet(a, team_world(a.comm), 0, coop, Contexts::all(a.comm)), 10, -1)) return;
   exchange(a, coop, [&](const auto& good, std::int64_t it) {
     return send_each(a, coop, it, [&](int peer, std::uint64_t from, std::uint64_t to) {
       return good.put(peer, a.inbox, to, source_region(a), from, a.bytes, coop,
