@@ -146,9 +146,7 @@ class Gin {
   MARROW_DEVICE Status on_path(Path path, Body&& body) const;
   template <class Coop, class Body>
   MARROW_DEVICE Status each_queue(const Coop& coop, Body&& body) const;
-  template <class Early = detail::Nothing>
-  MARROW_DEVICE Status resolve(const Index& peer, const Team& team, const char* operation, int* rank, Path* path,
-                               Early&& early = {}) const;
+  MARROW_DEVICE Status resolve(const Index& peer, const Team& team, const char* operation, int* rank, Path* path) const;
   MARROW_DEVICE Status check_window(const Index& at, const char* operation, const WindowHandle& window,
                                     std::uint64_t offset, std::uint64_t bytes, std::uint64_t align = 1) const;
   MARROW_DEVICE Status check_region(const Index& at, const char* operation, const Region& region, std::uint64_t offset,

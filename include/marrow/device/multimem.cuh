@@ -32,7 +32,7 @@ class Multimem {
   MARROW_DEVICE Status reduce_add(const WindowHandle& window, std::uint64_t offset, std::uint64_t n) const {
     if (window.atomic_path != Path::lsa) return Status::invalid;
     for (int i = 0; i < team_.size; ++i) {
-      fetch_add_relaxed<Scope::system>(lsa_.pointer<std::uint64_t>(window, offset, team_.world_rank(i)), n);
+      add_relaxed<Scope::system>(lsa_.pointer<std::uint64_t>(window, offset, team_.world_rank(i)), n);
     }
     return Status::ok;
   }

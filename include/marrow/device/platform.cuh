@@ -10,7 +10,7 @@
 //              warp_sync(mask) warp_ballot(mask, p) warp_shuffle(mask, v, lane) warp_match(mask, v)
 //              full_mask()  converged_lanes()           lanes that are here together (CPU: only oneself)
 //   words      load_relaxed<S>(p) store_relaxed<S>(p, v) fetch_add_relaxed<S>(p, n)
-//              fetch_max_relaxed<S>(p, v) compare_swap_relaxed<S>(p, expected, desired) -> old
+//              add_relaxed<S>(p, n) fetch_max_relaxed<S>(p, v) compare_swap_relaxed<S>(p, expected, desired) -> old
 //              load_cached(p)                           read-mostly tables; may lag until the next launch
 //              load_ahead(p) load_data_ahead(p)         a table word, a data word, loaded here and used later
 //   observe<S>(p)                 acquire load: what the publisher stored before is visible after it

@@ -49,18 +49,15 @@ MARROW_DEVICE Status Gin<kOnly...>::on_path(Path path, Body&& body) const {
   return Status::invalid;
 }
 
-/// early(rank): loads that do not depend on the path, issued together with the path's own.
 template <Path... kOnly>
-template <class Early>
 MARROW_DEVICE Status Gin<kOnly...>::resolve(const Index& peer, const Team& team, const char* operation, int* rank,
-                                            Path* path, Early&& early) const {
+                                            Path* path) const {
   if (status_ != Status::ok) return status_;
   if (static_cast<unsigned>(peer.value) >= static_cast<unsigned>(team.size)) {
     return detail::violation(comm_, peer, operation, CheckedWhat::peer, static_cast<std::uint64_t>(peer.value),
                              static_cast<std::uint64_t>(team.size));
   }
   *rank = team.world_rank(peer.value);
-  early(*rank);
   const std::uint8_t found = load_cached(comm_.path + *rank);
   if (found == kPathFailed) return Status::peer_failed;
   *path = static_cast<Path>(found);
@@ -204,32 +201,49 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window, 
                                         const Options&... options) const {
   const detail::Knobs knobs = detail::knobs_of(options...);
   const typename detail::CoopOf<Options...>::type coop;
+  if constexpr (detail::compiled_in<kOnly...>(Path::lsa) && !detail::kChecked && !detail::has<SignalAt, Options...>) {
+    // The short way to a load/store peer. One thread needs about 2 ns an instruction, so all arguments
+    // are checked at once; whatever is unusual takes the long way below.
+    const Team team = detail::pick(team_world(comm_), options...);
+    const SignalAdd action = detail::pick(SignalAdd{}, options...);
+    bool plain = (status_ == Status::ok) & (static_cast<unsigned>(peer.value) < static_cast<unsigned>(team.size)) &
+                 (window.abi == kAbiVersion) & (source.abi == kAbiVersion) & (window.lsa != nullptr);
+    if constexpr (detail::has<SignalAdd, Options...>) {
+      plain = plain & (static_cast<unsigned>(action.id) < static_cast<unsigned>(comm_.signals)) &
+              (comm_.atomic_path == Path::lsa);
+    }
+    if constexpr (detail::has<CounterInc, Options...>) {
+      plain = plain & (static_cast<unsigned>(knobs.counter) < static_cast<unsigned>(comm_.counters));
+    }
+    if (plain) {
+      coop.sync();
+      const int to = team.world_rank(peer.value);
+      const std::byte* from = source.local + source_offset;
+      detail::Ahead ahead;
+      ahead.window = load_ahead(window.lsa + to);
+      if constexpr (detail::has<SignalAdd, Options...>) ahead.sync = load_ahead(comm_.sync[0].lsa + to);
+      ahead.has_value = bytes == 8 && (reinterpret_cast<std::uintptr_t>(from) & 7) == 0;
+      if (ahead.has_value) ahead.value = load_data_ahead(reinterpret_cast<const std::uint64_t*>(from));
+      if (load_cached(comm_.path + to) == static_cast<std::uint8_t>(Path::lsa)) {
+        const std::uint64_t word = detail::has<SignalAdd, Options...> ? ahead.sync + static_cast<std::uint64_t>(action.id) * 8 : 0;
+        detail::PathLsa::put_directly(comm_, ahead, offset, from, bytes, word, action.n, knobs, coop);
+        return Status::ok;
+      }
+    }
+  }
   int rank;
   Path path;
   detail::Then then;
   Path then_path;
-  detail::Ahead ahead;
   Status status = status_;
   if (status == Status::ok) status = check_window(peer, "put", window, offset, bytes);
   if (status == Status::ok) status = check_region(peer, "put", source, source_offset, bytes);
   if (status != Status::ok) return status;
   coop.sync();  // the source's stores by other members happen before the loads below and the post
-  status = resolve(peer, detail::pick(team_world(comm_), options...), "put", &rank, &path, [&](int to) {
-    if constexpr (detail::compiled_in<kOnly...>(Path::lsa)) {
-      if (!window.lsa) return;
-      ahead.window = load_ahead(window.lsa + to);
-      if constexpr (detail::has<SignalAdd, Options...>) ahead.sync = load_ahead(comm_.sync[0].lsa + to);
-      const std::byte* from = source.local + source_offset;
-      if (bytes == 8 && (reinterpret_cast<std::uintptr_t>(from) & 7) == 0 && coop.rank() == 0) {
-        ahead.value = load_data_ahead(reinterpret_cast<const std::uint64_t*>(from));
-      }
-      ahead.has_value = bytes == 8 && (reinterpret_cast<std::uintptr_t>(from) & 7) == 0;
-    }
-  });
+  status = resolve(peer, detail::pick(team_world(comm_), options...), "put", &rank, &path);
   if (status == Status::ok) status = plan_options(peer, path, &then, &then_path, options...);
   if (status != Status::ok) return status;
-  if constexpr (detail::has<SignalAdd, Options...>) then.lsa = path == Path::lsa ? ahead.sync : 0;
-  const detail::PutOp op{rank, window, offset, source, source_offset, bytes, ahead};
+  const detail::PutOp op{rank, window, offset, source, source_offset, bytes};
   return post_then(rank, path, then, then_path, knobs, coop, [&](auto body, const detail::Then& own, const auto& group) {
     if constexpr (decltype(body)::kPath == Path::lsa) {
       return body.put(comm_, context_, op, own, knobs, group);
@@ -364,21 +378,25 @@ template <Path... kOnly>
 MARROW_DEVICE Status Gin<kOnly...>::send_packet(Index peer, Index slot, std::uint64_t value, std::uint64_t epoch) const {
   int rank;
   Path path;
-  std::uint64_t base = 0;
-  Status status = check_id(slot, comm_.packets, CheckedWhat::packet, "send_packet");
-  if (status == Status::ok) {
-    status = resolve(peer, team_world(comm_), "send_packet", &rank, &path, [&](int to) {
-      if constexpr (detail::compiled_in<kOnly...>(Path::lsa)) {
-        if (comm_.sync[0].lsa) base = load_ahead(comm_.sync[0].lsa + to);
+  if constexpr (detail::compiled_in<kOnly...>(Path::lsa) && !detail::kChecked) {
+    // As in put: the short way.
+    if ((status_ == Status::ok) & (static_cast<unsigned>(peer.value) < static_cast<unsigned>(comm_.nranks)) &
+        (static_cast<unsigned>(slot.value) < static_cast<unsigned>(comm_.packets)) & (comm_.sync[0].lsa != nullptr)) {
+      const std::uint64_t base = load_ahead(comm_.sync[0].lsa + peer.value);
+      if (load_cached(comm_.path + peer.value) == static_cast<std::uint8_t>(Path::lsa)) {
+        store_cell(reinterpret_cast<std::byte*>(base) + detail::packet_offset(comm_, slot.value), Cell16{value, epoch});
+        return Status::ok;
       }
-    });
+    }
   }
+  Status status = check_id(slot, comm_.packets, CheckedWhat::packet, "send_packet");
+  if (status == Status::ok) status = resolve(peer, team_world(comm_), "send_packet", &rank, &path);
   if (status != Status::ok) return status;
   const WindowHandle& sync = comm_.sync[static_cast<int>(path)];
   const std::uint64_t offset = detail::packet_offset(comm_, slot.value);
   return on_path(path, [&](auto body) {
     if constexpr (decltype(body)::kPath == Path::lsa) {
-      store_cell(reinterpret_cast<std::byte*>(base) + offset, Cell16{value, epoch});
+      store_cell(body.address(sync, rank, offset), Cell16{value, epoch});
       return Status::ok;
     } else {
       // Two 64-bit cells of {32 data, 32 epoch}: each lands whole, the pair need not.

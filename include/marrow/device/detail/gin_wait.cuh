@@ -16,6 +16,9 @@ inline namespace cpu_device {
 template <Path... kOnly>
 MARROW_DEVICE std::uint64_t Gin<kOnly...>::raw_signal(int word) const {
   std::uint64_t sum = 0;
+#if !defined(MARROW_PLANT_WAIT_SIGNAL)
+  if (comm_.feeds == 1) return observe<Scope::system>(reinterpret_cast<const std::uint64_t*>(comm_.sync[0].local) + word);
+#endif
   for (int p = 0; p < kPaths; ++p) {
     if (!(comm_.feeds >> p & 1)) continue;
     const auto* words = reinterpret_cast<const std::uint64_t*>(comm_.sync[p].local);
@@ -254,6 +257,7 @@ MARROW_DEVICE Status Gin<kOnly...>::receive_packet(Index slot, std::uint64_t epo
         return true;
       }
     }
+    if (comm_.feeds == 1) return false;
     const auto low_epoch = static_cast<std::uint32_t>(epoch);
     for (int p = 1; p < kPaths; ++p) {
       if (!(comm_.feeds >> p & 1)) continue;

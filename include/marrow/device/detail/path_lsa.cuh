@@ -26,15 +26,28 @@ struct PathLsa {
   template <class Coop>
   static MARROW_DEVICE Status put(const DeviceCommunicator& comm, int, const PutOp& op, const Then& then,
                                   const Knobs& knobs, const Coop& coop) {
-    std::byte* to = reinterpret_cast<std::byte*>(op.ahead.window) + op.offset;
-    if (op.ahead.has_value && (reinterpret_cast<std::uintptr_t>(to) & 7) == 0) {
-      if (coop.rank() == 0) *reinterpret_cast<std::uint64_t*>(to) = op.ahead.value;
-    } else {
-      copy(to, op.source.local + op.source_offset, op.bytes, static_cast<unsigned>(coop.rank()),
-           static_cast<unsigned>(coop.size()));
-    }
+    copy(address(op.window, op.peer, op.offset), op.source.local + op.source_offset, op.bytes,
+         static_cast<unsigned>(coop.rank()), static_cast<unsigned>(coop.size()));
     finish(comm, op.peer, then, knobs, coop);
     return Status::ok;
+  }
+
+  /// The same with everything known that there is to look up. word: address of the signal, 0: none.
+  template <class Coop>
+  static MARROW_DEVICE void put_directly(const DeviceCommunicator& comm, const Ahead& ahead, std::uint64_t offset,
+                                         const std::byte* from, std::uint64_t bytes, std::uint64_t word, std::uint64_t n,
+                                         const Knobs& knobs, const Coop& coop) {
+    auto* to = reinterpret_cast<std::byte*>(ahead.window + offset);
+    if (ahead.has_value && (reinterpret_cast<std::uintptr_t>(to) & 7) == 0) {
+      if (coop.rank() == 0) *reinterpret_cast<std::uint64_t*>(to) = ahead.value;
+    } else {
+      copy(to, from, bytes, static_cast<unsigned>(coop.rank()), static_cast<unsigned>(coop.size()));
+    }
+    if (!word && knobs.counter < 0) return;
+    coop.sync();  // every member's share is stored before member 0 says so
+    if (coop.rank() != 0) return;
+    if (word) add_to(reinterpret_cast<std::uint64_t*>(word), n, knobs);
+    if (knobs.counter >= 0) publish_add<Scope::device>(comm.counter[0] + knobs.counter, 1);
   }
 
   template <class Coop>
@@ -60,21 +73,23 @@ struct PathLsa {
   /// A reduction at system scope; strong ones release every store that happened before, whatever
   /// the context, and meet the acquire load of wait_signal at the peer.
   static MARROW_DEVICE Status add(const DeviceCommunicator&, int, int peer, const Then& then, const Knobs& knobs) {
-    auto* word = reinterpret_cast<std::uint64_t*>(then.lsa ? reinterpret_cast<std::byte*>(then.lsa) + then.offset
-                                                           : address(*then.window, peer, then.offset));
+    add_to(reinterpret_cast<std::uint64_t*>(address(*then.window, peer, then.offset)), then.n, knobs);
+    return Status::ok;
+  }
+
+  static MARROW_DEVICE void add_to(std::uint64_t* word, std::uint64_t n, const Knobs& knobs) {
 #if defined(MARROW_PLANT_PUT_SIGNAL)
     (void)knobs;
-    fetch_add_relaxed<Scope::system>(word, then.n);  // planted bug: the release is missing
+    add_relaxed<Scope::system>(word, n);  // planted bug: the release is missing
 #else
     // The caller's own system release already covers the data. (The CPU device has no fence that
     // ThreadSanitizer sees, so there each add releases.)
     if (kOnGpu && knobs.ordering.released == Ordering::Released::system) {
-      fetch_add_relaxed<Scope::system>(word, then.n);
+      add_relaxed<Scope::system>(word, n);
     } else {
-      publish_add<Scope::system>(word, then.n);
+      publish_add<Scope::system>(word, n);
     }
 #endif
-    return Status::ok;
   }
 
   static MARROW_DEVICE Status fetch(const DeviceCommunicator&, int, int peer, const FetchOp& op, std::uint64_t* old,

@@ -132,6 +132,8 @@ template <Scope, class T, class U>
 MARROW_DEVICE T fetch_add_relaxed(T* p, U n) {
   return std::atomic_ref<T>(*p).fetch_add(static_cast<T>(n), std::memory_order_relaxed);
 }
+template <Scope S>
+MARROW_DEVICE void add_relaxed(std::uint64_t* p, std::uint64_t n) { (void)fetch_add_relaxed<S>(p, n); }
 template <Scope, class T, class U>
 MARROW_DEVICE T fetch_max_relaxed(T* p, U n) {
   std::atomic_ref<T> word(*p);

@@ -189,6 +189,8 @@ template <Scope S, class T, class U>
 MARROW_DEVICE void store_relaxed(T* p, U v) { Words<S>::store(p, static_cast<T>(v)); }
 template <Scope S, class T, class U>
 MARROW_DEVICE T fetch_add_relaxed(T* p, U n) { return Words<S>::add(p, static_cast<T>(n)); }
+template <Scope S>
+MARROW_DEVICE void add_relaxed(std::uint64_t* p, std::uint64_t n) { Words<S>::reduce(p, n); }
 template <Scope S, class T, class U>
 MARROW_DEVICE T fetch_max_relaxed(T* p, U n) { return Words<S>::max(p, static_cast<T>(n)); }
 template <Scope S, class T, class U, class V>
