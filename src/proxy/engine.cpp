@@ -16,6 +16,7 @@ Engine::Engine(int thread, int threads, int rank, int nranks, Board& board, cons
       hooks_(hooks),
       view_(board.view()),
       failed_(nranks),
+      down_(nranks),
       outboxes_(nranks),
       streams_(nranks) {}
 
@@ -202,7 +203,8 @@ void Engine::finish_if_done(std::uint32_t slot) {
   if (op.network != 0 || op.reply) return;
   Queue& queue = *op.queue;
   DeviceState& device = *op.device;
-  if (op.opcode == ProxyOpcode::fetch_add || op.opcode == ProxyOpcode::compare_swap) {
+  const bool fetch = op.opcode == ProxyOpcode::fetch_add || op.opcode == ProxyOpcode::compare_swap;
+  if (fetch && op.result_slot < kProxyFetchSlots) {
     ProxyChunk* result = device.rings->results(queue.context, thread_) + op.result_slot;
     // A slot whose user gave up may have a newer user: then nobody waits for this one.
     const auto last = static_cast<std::uint32_t>(result->high);

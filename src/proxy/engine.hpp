@@ -122,6 +122,7 @@ class Engine {
   void on_message(std::uint32_t peer, const void* data, std::uint32_t bytes);
   void on_immediate(std::uint32_t peer, std::uint32_t immediate);
   void on_peer_down(std::uint32_t peer, const char* sentence);
+  void report_down(std::uint32_t peer);
   bool may_act(const Stream& stream, const Message& message) const;
   void act(std::uint32_t peer, const Message& message);
   void act_on_waiting(std::uint32_t peer, Stream& stream);
@@ -137,6 +138,7 @@ class Engine {
   Link* link_ = nullptr;
   std::shared_ptr<const View> view_;
   std::vector<char> failed_;   ///< [nranks] as acted upon
+  std::vector<std::string> down_;  ///< [nranks] what the network said, until it is reported
   std::uint64_t seen_ = 0;     ///< version of the board acted upon
   bool settled_ = true;        ///< that version is acknowledged
   std::vector<std::unique_ptr<DeviceState>> devices_;

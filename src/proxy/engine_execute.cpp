@@ -51,6 +51,7 @@ void Engine::execute(DeviceState& device, int context, std::uint64_t index, cons
   Status status = Status::invalid;
   if (failed_[d.peer]) {
     status = Status::peer_failed;
+    report_down(d.peer);
   } else if (d.counter < device.rings->counters()) {
     status = start(slot, queue, d);
   }
@@ -169,11 +170,7 @@ Status Engine::start_get(std::uint32_t slot, Queue&, const ProxyOperation& d) {
 }
 
 Status Engine::start_fetch(std::uint32_t slot, Queue& queue, const ProxyOperation& d) {
-  if (d.result_slot >= kProxyFetchSlots) {
-    operations_[slot].opcode = ProxyOpcode::none;  // there is no slot to put a result in
-    return Status::invalid;
-  }
-  if (!word_of(d.window, d.offset)) return Status::invalid;
+  if (d.result_slot >= kProxyFetchSlots || !word_of(d.window, d.offset)) return Status::invalid;
   Message message{};
   message.kind = d.opcode == ProxyOpcode::fetch_add ? MessageKind::fetch_add : MessageKind::compare_swap;
   message.stream = static_cast<std::uint16_t>(queue.stream);

@@ -118,11 +118,18 @@ void Engine::answer(std::uint32_t peer, const Message& to, std::uint64_t value, 
 void Engine::on_peer_down(std::uint32_t peer, const char* sentence) {
   if (failed_[peer]) return;
   failed_[peer] = 1;
+  down_[peer] = sentence;
   bool waited_for = outboxes_[peer].head != outboxes_[peer].operations.size();
   for (const Operation& op : operations_) waited_for |= op.active && op.queue->peer == static_cast<int>(peer);
   fail_operations(static_cast<int>(peer));
-  // A peer that leaves after everything is done is no error.
-  if (waited_for) report(static_cast<int>(peer), Code::peer_failed, sentence, "call agree_failures, or end the job");
+  // A peer that leaves after everything is done is no error until somebody wants it again.
+  if (waited_for) report_down(peer);
+}
+
+void Engine::report_down(std::uint32_t peer) {
+  if (down_[peer].empty()) return;
+  report(static_cast<int>(peer), Code::peer_failed, down_[peer], "call agree_failures, or end the job");
+  down_[peer].clear();
 }
 
 }  // namespace marrow::proxy
