@@ -55,14 +55,15 @@ PathResult run_path(RankTeam& team, const DemoOptions& options, const DemoJob& j
     team.run(path_parameters(path, options.network), [&](Communicator& comm) {
       const bool reports = comm.rank() == 0;
       PathResult mine;
-      if (comm.nranks() > 1) {
-        Bench bench(comm, 64, 0, default_memory(comm.place(), comm.peers()[(static_cast<std::size_t>(comm.rank()) + 1) % comm.peers().size()].path));
-        mine.put_us = bench.ping_pong(Ping::put, 8, kPings, kPings / 10, 1);
-        mine.signal_us = bench.ping_pong(Ping::signal, 0, kPings, kPings / 10, 1);
-      }
       const RankReport report = exchange(comm, job, [&](std::uint32_t wave) {
         if (reports) progress.at(format("%s: wave %u of %u", path.c_str(), wave + 1, waves(job)));
       });
+      if (comm.nranks() > 1) {
+        const std::size_t next = (static_cast<std::size_t>(comm.rank()) + 1) % static_cast<std::size_t>(comm.nranks());
+        Bench bench(comm, 64, 0, default_memory(comm.place(), comm.peers()[next].path));
+        mine.put_us = bench.ping_pong(Ping::put, 8, kPings, kPings / 10, 1);
+        mine.signal_us = bench.ping_pong(Ping::signal, 0, kPings, kPings / 10, 1);
+      }
       const std::string text = pack(report);
       for (const auto& bytes : comm.allgather(text.data(), text.size())) add(mine, bytes);
       // Under a launcher every process needs the verdict, for its exit code; among threads rank 0 keeps it.

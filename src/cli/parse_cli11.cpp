@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The whole command line, on CLI11.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 
 #include "cli/options.hpp"
@@ -10,6 +11,29 @@ namespace marrow::cli {
 
 const bool kFullParser = true;
 
+namespace {
+
+/// For a word that is no command, or an option that its command does not have.
+std::string hint_for(int argc, char** argv, const std::vector<CommandSpec>& commands) {
+  std::vector<std::string> names, options;
+  for (const CommandSpec& spec : commands) {
+    names.push_back(spec.name);
+    if (argc > 1 && spec.name == argv[1]) {
+      for (const OptionSpec& option : spec.options) options.push_back(option.name);
+    }
+  }
+  std::string near;
+  if (options.empty()) near = argc > 1 ? nearest(argv[1], names) : "";
+  for (int i = 2; i < argc && near.empty(); ++i) {
+    const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
+    const bool known = std::find(options.begin(), options.end(), word) != options.end() || word == "--help" || word == "-h";
+    if (word.rfind("--", 0) == 0 && !known) near = nearest(word, options);
+  }
+  return near.empty() ? "" : " Did you mean '" + near + "'?";
+}
+
+}  // namespace
+
 std::optional<int> parse(int argc, char** argv, Invocation& into) {
   CLI::App app(headline(), "marrow");
   const std::string notice = reduced_notice();
@@ -18,9 +42,7 @@ std::optional<int> parse(int argc, char** argv, Invocation& into) {
   app.require_subcommand(0, 1);
   app.fallthrough(false);
   const std::vector<CommandSpec> commands = command_line(into);
-  std::vector<std::string> names;
   for (const CommandSpec& spec : commands) {
-    names.push_back(spec.name);
     CLI::App* sub = app.add_subcommand(spec.name, spec.help);
     sub->footer("Examples:\n" + spec.examples);
     sub->callback([&into, &spec] { into.command = spec.command; });
@@ -43,12 +65,8 @@ std::optional<int> parse(int argc, char** argv, Invocation& into) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    std::string hint;
-    if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && argc > 1 && into.command == Command::none) {
-      const std::string near = nearest(argv[1], names);
-      if (!near.empty()) hint = " Did you mean '" + near + "'?";
-    }
-    std::fprintf(stderr, "marrow: %s%s Run 'marrow --help' or 'marrow COMMAND --help'.\n", error.what(), hint.c_str());
+    const std::string hint = hint_for(argc, argv, commands);
+    std::fprintf(stderr, "marrow: %s.%s Run 'marrow --help' or 'marrow COMMAND --help'.\n", error.what(), hint.c_str());
     return 2;
   } catch (const UsageError& error) {
     std::fprintf(stderr, "marrow: %s Run 'marrow COMMAND --help'.\n", error.what());

@@ -7,6 +7,7 @@
 #include "cuda/driver.hpp"
 #include "marrow/error.hpp"
 #include "marrow/marrow.hpp"
+#include "proxy/networks.hpp"
 #include "topology/topology.hpp"
 #include "verbs/table.hpp"
 
@@ -65,6 +66,20 @@ void add_nics(Inventory& all) {
   }
 }
 
+void add_networks(Inventory& all) {
+  for (const marrow_network* network : proxy::registered_networks()) {
+    NetworkInfo info;
+    info.name = network->name;
+    try {
+      const proxy::Link link({network, "", nullptr}, nullptr);  // asks it for a device, connects nothing
+      info.usable = true;
+    } catch (const Error& error) {
+      info.reason = error.sentence();
+    }
+    all.networks.push_back(std::move(info));
+  }
+}
+
 }  // namespace
 
 Inventory inventory() {
@@ -73,6 +88,7 @@ Inventory inventory() {
   all.abi = kAbiVersion;
   add_gpus(all);
   add_nics(all);
+  add_networks(all);
   return all;
 }
 

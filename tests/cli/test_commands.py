@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every other command, bad arguments, and the reduced command line."""
+import re
+
+import pytest
+from conftest import ROOT
+
+QUICK = ("--iterations", 20)
+OPERATIONS = {"put": "8,1K", "put_value": "8,24", "get": "8,4K", "signal": None, "packet": "8,64", "barrier": None,
+              "alltoall": "1K,1M"}
+
+
+def test_help_has_examples_and_every_command(marrow):
+    text = marrow.ok("--help")
+    for command in ("demo", "perf", "info", "env", "errors"):
+        assert re.search(rf"^  {command} ", text, re.M)
+        assert "Examples:\n  marrow " + command in marrow.ok(command, "--help")
+    assert marrow.ok("--version").startswith("marrow 0.")
+
+
+@pytest.mark.parametrize("words, sentence", [
+    (("dem",), "Did you mean 'demo'"),
+    (("demo", "--rank", "3"), "Did you mean '--ranks'"),
+    (("demo", "--ranks", "x"), "--ranks is 'x': it must be a whole number from 1 to 64"),
+    (("demo", "--ranks", "0"), "--ranks is '0'"),
+    (("demo", "--ranks", "65"), "from 1 to 64"),
+    (("demo", "--path", "lsaa"), "Did you mean 'lsa'"),
+    (("demo", "--hidden", "6"), "must be a multiple of 4"),
+    (("demo", "--json"), "--json"),
+    (("demo", "--ranks", "33", "--path", "lsa", "--routing", str(ROOT / "tests/cli/data/router.jsonl")), "16 experts cannot be spread over 33 ranks"),
+    (("perf",), "operation is required"),
+    (("perf", "putt"), "Did you mean 'put'"),
+    (("perf", "put", "extra"), "extra"),
+    (("perf", "put", "--sizes", "8,,"), "--sizes has ''"),
+    (("perf", "put", "--sizes", "1M..8"), "the first size is larger"),
+    (("perf", "put", "--ranks", "1"), "perf put needs 2 ranks"),
+    (("perf", "put_value", "--sizes", "12"), "put_value is timed with 8 and 24 bytes"),
+    (("info", "--network", "nothing", "--path", "proxy"), "nothing"),
+    (("env", "--json", "/no/such/folder/env.json"), "cannot write"),
+])
+def test_bad_arguments_get_a_sentence(marrow, words, sentence):
+    assert sentence in marrow.fails(2, *words)
+
+
+def test_gpus_that_are_not_there(marrow):
+    done = marrow.run("demo", "--place", "gpu", "--path", "lsa", "--tokens", 64, "--hidden", 16)
+    if done.returncode == 0:
+        pytest.skip("SKIP: this machine and build have a GPU")
+    assert done.returncode == 2 and "use --place cpu" in done.stderr
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("path", ["lsa", "gda", "proxy"])
+def test_perf(marrow, operation, path):
+    sizes = OPERATIONS[operation]
+    words = ("perf", operation, "--path", path, *QUICK, *(("--sizes", sizes) if sizes else ()))
+    document = marrow.json(*words)
+    times = [r for r in document["results"] if r["unit"] == "us"]
+    assert len(times) == (len(sizes.split(",")) if sizes else 1)
+    for row in document["results"]:
+        assert row["kind"] == "emulated" and row["path"] == path
+        assert row.get("verified", True)
+        assert 0 < row["statistics"]["min"] <= row["statistics"]["median"] <= row["statistics"]["max"]
+    if operation in ("put", "get", "alltoall"):
+        assert all(r["verified"] for r in times)
+        assert any(r["unit"] == "GB/s" for r in document["results"])
+    if path == "gda":
+        assert all(any(d["device"] == "softnic" for d in r["devices"]) for r in document["results"])
+
+
+def test_perf_table_says_what_it_shows(marrow):
+    text = marrow.ok("perf", "put", "--path", "lsa", "--sizes", "8,64", *QUICK)
+    assert "half of a round trip" in text and "kind: emulated" in text
+    heading = next(line for line in text.splitlines() if "#bytes" in line)
+    assert heading.split() == ["#bytes", "iterations", "t_min[us]", "t_median[us]", "t_avg[us]", "t_p99[us]", "t_max[us]",
+                               "BW[GB/s]", "rate[Mops/s]"]
+    assert len([line for line in text.splitlines() if re.match(r" *(8|64) ", line)]) == 2
+
+
+def test_perf_with_processes_blocks_and_threads(marrow):
+    marrow.ok("perf", "signal", "--processes", *QUICK)
+    marrow.ok("perf", "put", "--path", "lsa", "--blocks", 2, "--threads", 2, "--sizes", "4K", *QUICK)
+    marrow.ok("perf", "alltoall", "--path", "lsa", "--ranks", 3, "--blocks", 2, "--threads", 2, "--sizes", "3K,1M", *QUICK)
+
+
+def test_perf_joins_a_launcher(marrow, tmp_path):
+    """torchrun's variables: two processes find each other, the first one prints."""
+    import concurrent.futures
+    env = {"MARROW_RENDEZVOUS": f"file://{tmp_path}/meet", "WORLD_SIZE": "2"}
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda r: marrow.run("perf", "signal", *QUICK, env={**env, "RANK": str(r), "LOCAL_RANK": str(r)}),
+                             range(2)))
+    assert [d.returncode for d in done] == [0, 0], [d.stderr for d in done]
+    assert "signal" in done[0].stdout and done[1].stdout == ""
+    said = marrow.fails(2, "perf", "signal", "--ranks", "3", env={"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
+                                                                    "MARROW_RENDEZVOUS": f"file://{tmp_path}/alone"})
+    assert "the launcher started 1 ranks" in said
+
+
+def test_info(marrow):
+    text = marrow.ok("info", "--ranks", 3)
+    assert "softnic" in text and "shm" in text
+    assert len(re.findall(r"^ +[0-2] +[0-2]  lsa ", text, re.M)) == 9
+    document = marrow.json("info", "--path", "proxy")
+    assert {p["path"] for p in document["pairs"]} == {"proxy"}
+    assert all(any(r.startswith("lsa: ") for r in p["rejected"]) for p in document["pairs"])
+    assert {w["memory"] for w in document["windows"]} == {"device", "host"}
+    assert any(n["name"] == "shm" and n["usable"] for n in document["inventory"]["networks"])
+
+
+def test_env(marrow):
+    text = marrow.ok("env", env={"MARROW_PATH": "gda"})
+    assert re.search(r"^MARROW_PATH +gda +environment", text, re.M)
+    document = marrow.json("env")
+    names = [p["name"] for p in document["environment"]]
+    assert names == sorted(names) and "MARROW_NETWORK" in names
+
+
+def test_errors(marrow):
+    text = marrow.ok("errors")
+    assert re.search(r"^peer_failed +4 ", text, re.M)
+    for line in marrow.ok("errors", "--markdown").splitlines():
+        if line.startswith("| `"):
+            assert all(cell.strip() for cell in line.strip("|").split(" | ")), line
+
+
+@pytest.mark.parametrize("page, command", [("env.md", "env"), ("errors.md", "errors")])
+def test_generated_pages_are_up_to_date(marrow, page, command):
+    assert (ROOT / "docs" / page).read_text() == marrow.ok(command, "--markdown"), f"Next: marrow {command} --markdown > docs/{page}"
+
+
+class TestReduced:
+    def test_says_that_it_is_reduced(self, reduced):
+        for words in ((), ("--help",), ("perf", "--help"), ("demo", "--path", "lsa", "--tokens", 64, "--hidden", 16), ("env",)):
+            assert "reduced command line, built without CLI11 and nlohmann-json" in reduced.ok(*words)
+
+    def test_does_the_work(self, reduced):
+        assert "all equal" in reduced.ok("demo", "--path", "lsa", "--tokens", 64, "--hidden=16")
+        assert "t_median" in reduced.ok("perf", "put", "--path=lsa", "--sizes", "8", *QUICK)
+        assert "softnic" in reduced.ok("info")
+        assert "MARROW_PATH" in reduced.ok("env")
+
+    def test_env_pages_are_those_of_the_full_one(self, reduced, marrow):
+        assert reduced.ok("env", "--markdown") == marrow.ok("env", "--markdown")
+
+    @pytest.mark.parametrize("words, sentence", [
+        (("dem",), "Did you mean 'demo'"),
+        (("demo", "--rank", "3"), "Did you mean --ranks"),
+        (("demo", "--ranks"), "--ranks needs a value"),
+        (("demo", "--corrupt=1"), "--corrupt takes no value"),
+        (("demo", "more"), "'more' is one word too many"),
+        (("perf",), "operation is required"),
+        (("demo", "--json", "-"), "without nlohmann-json"),
+        (("demo", "--routing", "x"), "without nlohmann-json"),
+    ])
+    def test_bad_arguments_get_a_sentence(self, reduced, words, sentence):
+        assert sentence in reduced.fails(2, *words)
