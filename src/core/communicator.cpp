@@ -29,7 +29,13 @@ CommunicatorState::CommunicatorState(const UniqueId& id, int nranks, int rank, C
   });
   faults_ = std::make_unique<FaultBoard>(reinterpret_cast<ControlBlock*>(control_.host), rank, nranks);
   watch();
-  choose_paths();
+  try {
+    choose_paths();
+  } catch (...) {
+    // The board dies before the bootstrap, whose thread would still tell it about leaving peers.
+    unwatch();
+    throw;
+  }
   MARROW_INFO(init, "rank ", rank, " of ", nranks, " ready, atomic path ", name(plan_.atomic), ", lsa team of ",
               plan_.lsa_size[rank]);
 }
@@ -40,6 +46,13 @@ CommunicatorState::~CommunicatorState() {
   } catch (const std::exception& error) {
     MARROW_WARN(core, "closing a communicator: ", error.what());
   }
+  unwatch();
+}
+
+void CommunicatorState::unwatch() {
+  if (!bootstrap_) return;
+  bootstrap_->on_change({});
+  bootstrap_->on_revoke({});
 }
 
 void CommunicatorState::watch() {

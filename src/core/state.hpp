@@ -92,6 +92,7 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   void open_gda();
   void open_proxy();
   void watch();
+  void unwatch();  ///< no call runs once it returns
   std::shared_ptr<WindowState> keep(std::shared_ptr<WindowState> window);
 
   Config config_;
