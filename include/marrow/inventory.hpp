@@ -12,35 +12,35 @@
 namespace marrow {
 
 struct GpuInfo {
-  int ordinal = 0;            ///< CUDA's number
-  std::string name;           ///< e.g. "NVIDIA H200"
-  std::string pci;            ///< e.g. "0000:19:00.0"
-  int numa = -1;              ///< NUMA node, -1: unknown
-  std::uint64_t memory = 0;   ///< bytes
-  std::string architecture;   ///< e.g. "sm_90"
-  std::vector<int> reaches;   ///< ordinals whose memory it can load and store
+  int ordinal = 0;           ///< CUDA's number
+  std::string name;          ///< e.g. "NVIDIA H200"
+  std::string pci;           ///< e.g. "0000:19:00.0"
+  int numa = -1;             ///< NUMA node, -1: unknown
+  std::uint64_t memory = 0;  ///< bytes
+  std::string architecture;  ///< e.g. "sm_90"
+  std::vector<int> reaches;  ///< ordinals whose memory it can load and store
 };
 
 struct NicInfo {
-  std::string name;    ///< e.g. "mlx5_0", "softnic"
-  std::string kind;    ///< e.g. "ConnectX (mlx5)", "soft-RoCE (rxe)", "software ConnectX"
-  std::string state;   ///< e.g. "active, 400 Gb/s, InfiniBand", or empty
-  int numa = -1;       ///< NUMA node, -1: unknown
-  bool usable = false; ///< the gda path can drive it
-  std::string reason;  ///< why not; empty when usable
+  std::string name;     ///< e.g. "mlx5_0", "softnic"
+  std::string kind;     ///< e.g. "ConnectX (mlx5)", "soft-RoCE (rxe)", "software ConnectX"
+  std::string state;    ///< e.g. "active, 400 Gb/s, InfiniBand", or empty
+  int numa = -1;        ///< NUMA node, -1: unknown
+  bool usable = false;  ///< the gda path can drive it
+  std::string reason;   ///< why not; empty when usable
 };
 
 struct NetworkInfo {
-  std::string name;   ///< e.g. "shm"
+  std::string name;  ///< e.g. "shm"
   bool usable = false;
-  std::string reason; ///< why not; empty when usable
+  std::string reason;  ///< why not; empty when usable
 };
 
 struct Inventory {
-  std::string version;       ///< of Marrow
-  std::uint32_t abi = 0;     ///< kAbiVersion of the library
-  std::string cuda_driver;   ///< e.g. "13.0"; empty: none
-  std::string gpu_reason;    ///< why there is no GPU; empty when there is one
+  std::string version;      ///< of Marrow
+  std::uint32_t abi = 0;    ///< kAbiVersion of the library
+  std::string cuda_driver;  ///< e.g. "13.0"; empty: none
+  std::string gpu_reason;   ///< why there is no GPU; empty when there is one
   std::vector<GpuInfo> gpus;
   std::vector<NicInfo> nics;
   std::vector<NetworkInfo> networks;

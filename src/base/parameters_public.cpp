@@ -8,8 +8,9 @@ std::vector<ParameterInfo> parameters() {
   std::vector<ParameterInfo> all;
   for (const base::Parameter& p : base::parameters()) {
     const base::ParameterValue value = base::parameter_text(p.name);
-    all.push_back({std::string(p.name), base::name(p.type), base::describe_range(p), std::string(p.default_value),
-                   value.text, value.source == base::ParameterSource::environment, std::string(p.owner),
+    all.push_back({std::string(p.name), base::name(p.type), base::describe_range(p),
+                   std::string(p.default_value), value.text,
+                   value.source == base::ParameterSource::environment, std::string(p.owner),
                    std::string(p.help)});
   }
   return all;

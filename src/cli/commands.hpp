@@ -18,6 +18,7 @@ int run_errors(const ErrorsOptions& options);
 
 /// Settings of one communicator for --path and --network: the network's name goes to MARROW_NIC on the gda
 /// path, else to MARROW_NETWORK.
-std::map<std::string, std::string> path_parameters(const std::string& path, const std::string& network);
+std::map<std::string, std::string> path_parameters(const std::string& path,
+                                                   const std::string& network);
 
 }  // namespace marrow::cli

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // `marrow demo`: the main job on real or generated routing, over each path, with the check that counts.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <algorithm>
 
 #include "cli/commands.hpp"
 #include "cli/demo_rank.hpp"
@@ -31,8 +31,10 @@ struct PathResult {
 
 /// Numbers and text of a rank's report, for allgather.
 std::string pack(const RankReport& r) {
-  return format("%llu %llu %llu %.3f\n", static_cast<unsigned long long>(r.wrong), static_cast<unsigned long long>(r.checked),
-                static_cast<unsigned long long>(r.rows), r.exchange_us) + r.first_wrong;
+  return format("%llu %llu %llu %.3f\n", static_cast<unsigned long long>(r.wrong),
+                static_cast<unsigned long long>(r.checked), static_cast<unsigned long long>(r.rows),
+                r.exchange_us) +
+         r.first_wrong;
 }
 
 /// Sums the ranks; the exchange took as long as its slowest rank.
@@ -48,7 +50,8 @@ void add(PathResult& result, const std::vector<std::byte>& bytes) {
   if (result.sum.first_wrong.empty()) result.sum.first_wrong = text.substr(text.find('\n') + 1);
 }
 
-PathResult run_path(RankTeam& team, const DemoOptions& options, const DemoJob& job, const std::string& path, Progress& progress) {
+PathResult run_path(RankTeam& team, const DemoOptions& options, const DemoJob& job,
+                    const std::string& path, Progress& progress) {
   PathResult result;
   result.path = path;
   try {
@@ -59,7 +62,8 @@ PathResult run_path(RankTeam& team, const DemoOptions& options, const DemoJob& j
         if (reports) progress.at(format("%s: wave %u of %u", path.c_str(), wave + 1, waves(job)));
       });
       if (comm.nranks() > 1) {
-        const std::size_t next = (static_cast<std::size_t>(comm.rank()) + 1) % static_cast<std::size_t>(comm.nranks());
+        const std::size_t next =
+            (static_cast<std::size_t>(comm.rank()) + 1) % static_cast<std::size_t>(comm.nranks());
         Bench bench(comm, 64, 0, default_memory(comm.place(), comm.peers()[next].path));
         mine.put_us = bench.ping_pong(Ping::put, 8, kPings, kPings / 10, 1);
         mine.signal_us = bench.ping_pong(Ping::signal, 0, kPings, kPings / 10, 1);
@@ -88,13 +92,17 @@ void add_rows(Document& document, const PathResult& r, const DemoJob& job) {
     out.note = note;
     return out;
   };
-  Row put = row("put latency", r.put_us, "8 bytes + strong signal, half of a round trip, timed on the device");
+  Row put = row("put latency", r.put_us,
+                "8 bytes + strong signal, half of a round trip, timed on the device");
   put.parameters = {{"bytes", std::int64_t{8}}};
   if (!r.put_us.empty()) document.rows.push_back(std::move(put));
   if (!r.signal_us.empty()) {
-    document.rows.push_back(row("signal latency", r.signal_us, "strong signal, half of a round trip, timed on the device"));
+    document.rows.push_back(row("signal latency", r.signal_us,
+                                "strong signal, half of a round trip, timed on the device"));
   }
-  Row exchange = row("exchange time", {r.exchange_us}, "dispatch, expert and combine of all waves, timed on the device; slowest rank");
+  Row exchange =
+      row("exchange time", {r.exchange_us},
+          "dispatch, expert and combine of all waves, timed on the device; slowest rank");
   exchange.verified = r.sum.wrong == 0;
   exchange.parameters = {{"tokens", static_cast<std::int64_t>(job.layout.tokens)},
                          {"rows", static_cast<std::int64_t>(r.sum.rows)},
@@ -103,58 +111,85 @@ void add_rows(Document& document, const PathResult& r, const DemoJob& job) {
   document.rows.push_back(std::move(exchange));
 }
 
-std::string median(const std::vector<double>& us) { return us.empty() ? "-" : us_text(statistics_of(us).median) + " us"; }
+std::string median(const std::vector<double>& us) {
+  return us.empty() ? "-" : us_text(statistics_of(us).median) + " us";
+}
 
 void print(const std::vector<PathResult>& results) {
-  Table table({{"path"}, {"network"}, {"verified"}, {"put latency", true}, {"signal latency", true}, {"exchange time", true}, {"kind"}});
+  Table table({{"path"},
+               {"network"},
+               {"verified"},
+               {"put latency", true},
+               {"signal latency", true},
+               {"exchange time", true},
+               {"kind"}});
   for (const PathResult& r : results) {
     if (!r.available) {
       table.add({r.path, "-", "not here", "-", "-", "-", "-"});
       continue;
     }
-    table.add({r.path, r.use.network.empty() ? "-" : r.use.network, r.sum.wrong == 0 ? "yes" : "NO", median(r.put_us),
-               median(r.signal_us), format("%.2f ms", r.exchange_us * 1e-3), name(kind_of(r.use.devices))});
+    table.add({r.path, r.use.network.empty() ? "-" : r.use.network, r.sum.wrong == 0 ? "yes" : "NO",
+               median(r.put_us), median(r.signal_us), format("%.2f ms", r.exchange_us * 1e-3),
+               name(kind_of(r.use.devices))});
   }
   std::printf("%s", table.text().c_str());
   for (const PathResult& r : results) {
-    if (!r.available) std::printf("%s is not available here: %s\n", r.path.c_str(), r.reason.c_str());
+    if (!r.available)
+      std::printf("%s is not available here: %s\n", r.path.c_str(), r.reason.c_str());
   }
 }
 
 Routing routing_of(const DemoOptions& options) {
-  if (!options.routing.empty()) return read_routing(options.routing, static_cast<std::uint64_t>(options.tokens));
-  return generate_routing(options.seed, options.tokens ? static_cast<std::uint64_t>(options.tokens) : 2048, 64, 8);
+  if (!options.routing.empty())
+    return read_routing(options.routing, static_cast<std::uint64_t>(options.tokens));
+  return generate_routing(
+      options.seed, options.tokens ? static_cast<std::uint64_t>(options.tokens) : 2048, 64, 8);
 }
 
 }  // namespace
 
 int run_demo(const DemoOptions& options) {
   if (!options.json.empty()) require_json("--json");
-  if (options.hidden % 4 != 0) throw UsageError(format("--hidden is %lld: it must be a multiple of 4.", static_cast<long long>(options.hidden)));
+  if (options.hidden % 4 != 0)
+    throw UsageError(format("--hidden is %lld: it must be a multiple of 4.",
+                            static_cast<long long>(options.hidden)));
   const Routing routing = routing_of(options);
   RankTeam team(options.where, 4);
   if (routing.experts < static_cast<std::uint32_t>(team.size())) {
-    throw UsageError(format("%u experts cannot be spread over %d ranks.", routing.experts, team.size()));
+    throw UsageError(
+        format("%u experts cannot be spread over %d ranks.", routing.experts, team.size()));
   }
-  const DemoJob job{routing, {team.size(), routing.tokens(), routing.experts}, static_cast<std::uint32_t>(options.hidden),
-                    options.seed, options.corrupt};
+  const DemoJob job{routing,
+                    {team.size(), routing.tokens(), routing.experts},
+                    static_cast<std::uint32_t>(options.hidden),
+                    options.seed,
+                    options.corrupt};
   const bool text = team.speaks() && options.json != "-";
   if (text) {
     const std::string notice = reduced_notice();
     if (!notice.empty()) std::printf("%s\n\n", notice.c_str());
-    std::printf("%d ranks on %s exchange %llu tokens of %lld floats, top-%u of %u experts, %s\n\n", team.size(),
-                team.on_gpu() ? "GPUs" : "the CPU device", static_cast<unsigned long long>(routing.tokens()),
-                static_cast<long long>(options.hidden), routing.top_k, routing.experts, routing.source.c_str());
+    std::printf("%d ranks on %s exchange %llu tokens of %lld floats, top-%u of %u experts, %s\n\n",
+                team.size(), team.on_gpu() ? "GPUs" : "the CPU device",
+                static_cast<unsigned long long>(routing.tokens()),
+                static_cast<long long>(options.hidden), routing.top_k, routing.experts,
+                routing.source.c_str());
     std::fflush(stdout);
   }
-  const std::vector<std::string> paths = options.path == "all" ? std::vector<std::string>{"lsa", "gda", "proxy"} : std::vector<std::string>{options.path};
+  const std::vector<std::string> paths = options.path == "all"
+                                             ? std::vector<std::string>{"lsa", "gda", "proxy"}
+                                             : std::vector<std::string>{options.path};
   std::vector<PathResult> results;
   Document document;
   document.command = "demo";
-  document.parameters = {{"ranks", std::int64_t{team.size()}}, {"processes", !team.threads()},
-                         {"place", std::string(team.on_gpu() ? "gpu" : "cpu")}, {"hidden", options.hidden},
-                         {"top_k", std::int64_t{routing.top_k}}, {"experts", std::int64_t{routing.experts}},
-                         {"seed", static_cast<std::int64_t>(options.seed)}, {"routing", routing.source}, {"corrupt", options.corrupt}};
+  document.parameters = {{"ranks", std::int64_t{team.size()}},
+                         {"processes", !team.threads()},
+                         {"place", std::string(team.on_gpu() ? "gpu" : "cpu")},
+                         {"hidden", options.hidden},
+                         {"top_k", std::int64_t{routing.top_k}},
+                         {"experts", std::int64_t{routing.experts}},
+                         {"seed", static_cast<std::int64_t>(options.seed)},
+                         {"routing", routing.source},
+                         {"corrupt", options.corrupt}};
   Progress progress;
   std::uint64_t wrong = 0, ran = 0;
   for (const std::string& path : paths) {
@@ -170,16 +205,19 @@ int run_demo(const DemoOptions& options) {
     if (text) print(results);
     for (const PathResult& r : results) {
       if (r.available && r.sum.wrong) {
-        std::fprintf(stderr, "marrow: %s: %llu of %llu elements are wrong. First: %s\n", r.path.c_str(),
-                     static_cast<unsigned long long>(r.sum.wrong), static_cast<unsigned long long>(r.sum.checked), r.sum.first_wrong.c_str());
+        std::fprintf(stderr, "marrow: %s: %llu of %llu elements are wrong. First: %s\n",
+                     r.path.c_str(), static_cast<unsigned long long>(r.sum.wrong),
+                     static_cast<unsigned long long>(r.sum.checked), r.sum.first_wrong.c_str());
       } else if (text && r.available) {
-        std::printf("%s: %llu rows sent, %llu elements compared bit by bit, all equal\n", r.path.c_str(),
-                    static_cast<unsigned long long>(r.sum.rows), static_cast<unsigned long long>(r.sum.checked));
+        std::printf("%s: %llu rows sent, %llu elements compared bit by bit, all equal\n",
+                    r.path.c_str(), static_cast<unsigned long long>(r.sum.rows),
+                    static_cast<unsigned long long>(r.sum.checked));
       }
     }
     if (!options.json.empty()) write_json(options.json, document);
   }
-  if (ran == 0) throw Error(Code::unsupported, "no path works on this machine", "see `marrow info`");
+  if (ran == 0)
+    throw Error(Code::unsupported, "no path works on this machine", "see `marrow info`");
   return wrong ? 1 : 0;
 }
 

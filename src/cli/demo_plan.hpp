@@ -17,7 +17,9 @@ struct Layout {
   std::uint32_t experts = 0;
 
   std::uint64_t first_token(int rank) const { return first(tokens, rank); }
-  std::uint64_t local_tokens(int rank) const { return first(tokens, rank + 1) - first(tokens, rank); }
+  std::uint64_t local_tokens(int rank) const {
+    return first(tokens, rank + 1) - first(tokens, rank);
+  }
   int owner(std::uint32_t expert) const;
 
  private:
@@ -38,7 +40,7 @@ struct WavePlan {
   std::uint64_t first_token = 0;  ///< of the whole file
   std::uint32_t tokens = 0;
   std::vector<std::vector<PlannedRow>> rows;  ///< [destination][slot]
-  std::vector<std::uint32_t> slot;            ///< [token of the wave][top_k] destination * cap + slot
+  std::vector<std::uint32_t> slot;  ///< [token of the wave][top_k] destination * cap + slot
 };
 
 WavePlan plan_wave(const Routing& routing, const Layout& layout, int source, std::uint32_t wave,

@@ -36,10 +36,16 @@ class RankWork {
         row_(std::uint64_t{job.hidden} * sizeof(float)),
         parts_(n_, cap_, row_),
         shape_{comm.place().on_gpu() ? comm.nranks() : 1, comm.place().on_gpu() ? 256 : 1},
-        memory_(default_memory(comm.place(), comm.peers()[(static_cast<std::size_t>(me_) + 1) % n_].path)),
+        memory_(default_memory(comm.place(),
+                               comm.peers()[(static_cast<std::size_t>(me_) + 1) % n_].path)),
         window_(comm.allocate(parts_.bytes, memory_)),
-        device_(comm.device_communicator({.contexts = 1, .signals = static_cast<int>(2 * n_), .counters = 0, .barriers = 1, .packets = 0})),
-        tokens_(comm.place(), std::max<std::uint64_t>(job.layout.local_tokens(me_), 1) * row_, memory_),
+        device_(comm.device_communicator({.contexts = 1,
+                                          .signals = static_cast<int>(2 * n_),
+                                          .counters = 0,
+                                          .barriers = 1,
+                                          .packets = 0})),
+        tokens_(comm.place(), std::max<std::uint64_t>(job.layout.local_tokens(me_), 1) * row_,
+                memory_),
         experts_(comm.place(), n_ * cap_ * sizeof(std::uint32_t), memory_),
         results_(comm.place(), n_ * cap_ * row_, memory_),
         first_(comm.place(), (n_ + 1) * sizeof(std::uint32_t)),
@@ -81,7 +87,8 @@ class RankWork {
     const std::uint64_t first = job_.layout.first_token(me_), count = job_.layout.local_tokens(me_);
     std::vector<float> values(count * job_.hidden);
     for (std::uint64_t t = 0; t < count; ++t) {
-      for (std::uint64_t h = 0; h < job_.hidden; ++h) values[t * job_.hidden + h] = token_value(job_.seed, first + t, h);
+      for (std::uint64_t h = 0; h < job_.hidden; ++h)
+        values[t * job_.hidden + h] = token_value(job_.seed, first + t, h);
     }
     // The test hook: one bit of the last rank's first token is wrong when it leaves.
     if (job_.corrupt && me_ + 1 == comm_.nranks() && count > 0) {
@@ -95,17 +102,20 @@ class RankWork {
     std::vector<std::uint32_t> first{0}, token, expert(n_ * cap_);
     for (std::size_t d = 0; d < n_; ++d) {
       for (std::size_t i = 0; i < plan.rows[d].size(); ++i) {
-        token.push_back(static_cast<std::uint32_t>(plan.rows[d][i].token - job_.layout.first_token(me_)));
+        token.push_back(
+            static_cast<std::uint32_t>(plan.rows[d][i].token - job_.layout.first_token(me_)));
         expert[d * cap_ + i] = plan.rows[d][i].expert;
       }
       first.push_back(static_cast<std::uint32_t>(token.size()));
     }
-    const auto weights = job_.routing.weight.begin() + static_cast<std::ptrdiff_t>(plan.first_token * job_.routing.top_k);
+    const auto weights = job_.routing.weight.begin() +
+                         static_cast<std::ptrdiff_t>(plan.first_token * job_.routing.top_k);
     first_.upload(first);
     token_.upload(token);
     experts_.upload(expert);
     slot_.upload(plan.slot);
-    weight_.upload(std::vector<float>(weights, weights + static_cast<std::ptrdiff_t>(plan.slot.size())));
+    weight_.upload(
+        std::vector<float>(weights, weights + static_cast<std::ptrdiff_t>(plan.slot.size())));
     report_.rows += token.size();
   }
 
@@ -137,7 +147,8 @@ class RankWork {
   template <class T>
   std::vector<T> read(std::uint64_t offset, std::uint64_t count) const {
     std::vector<T> values(count);
-    copy_out(comm_.place(), values.data(), static_cast<std::byte*>(window_.data()) + offset, count * sizeof(T));
+    copy_out(comm_.place(), values.data(), static_cast<std::byte*>(window_.data()) + offset,
+             count * sizeof(T));
     return values;
   }
 
@@ -152,7 +163,8 @@ class RankWork {
     report_.checked += job_.hidden;
     for (std::uint32_t h = 0; h < job_.hidden; ++h) {
       const float want = expected(h);
-      const auto got_bits = std::bit_cast<std::uint32_t>(row[h]), want_bits = std::bit_cast<std::uint32_t>(want);
+      const auto got_bits = std::bit_cast<std::uint32_t>(row[h]),
+                 want_bits = std::bit_cast<std::uint32_t>(want);
       if (got_bits == want_bits) continue;
       wrong(format("%s, element %u: got %.9g (0x%08x), expected %.9g (0x%08x)", where().c_str(), h,
                    static_cast<double>(row[h]), got_bits, static_cast<double>(want), want_bits));
@@ -162,26 +174,32 @@ class RankWork {
   void check_dispatch(std::uint32_t number) {
     for (std::uint64_t s = 0; s < n_; ++s) {
       const int source = static_cast<int>(s);
-      const WavePlan plan = plan_wave(job_.routing, job_.layout, source, number, wave_tokens_, cap_);
+      const WavePlan plan =
+          plan_wave(job_.routing, job_.layout, source, number, wave_tokens_, cap_);
       const std::vector<PlannedRow>& planned = plan.rows[static_cast<std::size_t>(me_)];
       const std::uint64_t count = read<std::uint64_t>(parts_.count + s * kCountStride, 1)[0];
       if (count != planned.size()) {
-        wrong(format("dispatch: rank %d got %llu rows from rank %d, expected %zu", me_, static_cast<unsigned long long>(count), source, planned.size()));
+        wrong(format("dispatch: rank %d got %llu rows from rank %d, expected %zu", me_,
+                     static_cast<unsigned long long>(count), source, planned.size()));
       }
-      const auto expert = read<std::uint32_t>(parts_.expert + s * cap_ * sizeof(std::uint32_t), planned.size());
+      const auto expert =
+          read<std::uint32_t>(parts_.expert + s * cap_ * sizeof(std::uint32_t), planned.size());
       const auto rows = read<float>(parts_.rows + s * cap_ * row_, planned.size() * job_.hidden);
       for (std::size_t i = 0; i < planned.size(); ++i) {
         if (expert[i] != planned[i].expert) {
-          wrong(format("dispatch: rank %d, row %zu from rank %d: expert %u, expected %u", me_, i, source, expert[i], planned[i].expert));
+          wrong(format("dispatch: rank %d, row %zu from rank %d: expert %u, expected %u", me_, i,
+                       source, expert[i], planned[i].expert));
         }
-        check_row(rows.data() + i * job_.hidden, [&] { return place_of("dispatch", source, planned[i]); },
-                  [&](std::uint32_t h) { return token_value(job_.seed, planned[i].token, h); });
+        check_row(
+            rows.data() + i * job_.hidden, [&] { return place_of("dispatch", source, planned[i]); },
+            [&](std::uint32_t h) { return token_value(job_.seed, planned[i].token, h); });
       }
     }
   }
 
   std::string place_of(const char* phase, int from, const PlannedRow& row) const {
-    return format("%s: rank %d from rank %d, token %llu, expert %u", phase, me_, from, static_cast<unsigned long long>(row.token), row.expert);
+    return format("%s: rank %d from rank %d, token %llu, expert %u", phase, me_, from,
+                  static_cast<unsigned long long>(row.token), row.expert);
   }
 
   void check_returned(const WavePlan& plan) {
@@ -189,9 +207,13 @@ class RankWork {
       const std::vector<PlannedRow>& planned = plan.rows[d];
       const auto rows = read<float>(parts_.back + d * cap_ * row_, planned.size() * job_.hidden);
       for (std::size_t i = 0; i < planned.size(); ++i) {
-        check_row(rows.data() + i * job_.hidden,
-                  [&] { return place_of("return", static_cast<int>(d), planned[i]); },
-                  [&](std::uint32_t h) { return stand_in_expert(planned[i].expert, token_value(job_.seed, planned[i].token, h)); });
+        check_row(
+            rows.data() + i * job_.hidden,
+            [&] { return place_of("return", static_cast<int>(d), planned[i]); },
+            [&](std::uint32_t h) {
+              return stand_in_expert(planned[i].expert,
+                                     token_value(job_.seed, planned[i].token, h));
+            });
       }
     }
   }
@@ -201,16 +223,20 @@ class RankWork {
     const auto rows = output_.download<float>(std::uint64_t{plan.tokens} * job_.hidden);
     for (std::uint32_t t = 0; t < plan.tokens; ++t) {
       const std::uint64_t token = plan.first_token + t;
-      check_row(rows.data() + std::uint64_t{t} * job_.hidden,
-                [&] { return format("combine: rank %d, token %llu", me_, static_cast<unsigned long long>(token)); },
-                [&](std::uint32_t h) {
-                  const float x = token_value(job_.seed, token, h);
-                  float sum = 0;
-                  for (std::uint64_t k = token * routing.top_k; k < (token + 1) * routing.top_k; ++k) {
-                    sum = stand_in_combine(routing.weight[k], stand_in_expert(routing.id[k], x), sum);
-                  }
-                  return sum;
-                });
+      check_row(
+          rows.data() + std::uint64_t{t} * job_.hidden,
+          [&] {
+            return format("combine: rank %d, token %llu", me_,
+                          static_cast<unsigned long long>(token));
+          },
+          [&](std::uint32_t h) {
+            const float x = token_value(job_.seed, token, h);
+            float sum = 0;
+            for (std::uint64_t k = token * routing.top_k; k < (token + 1) * routing.top_k; ++k) {
+              sum = stand_in_combine(routing.weight[k], stand_in_expert(routing.id[k], x), sum);
+            }
+            return sum;
+          });
     }
   }
 
@@ -238,7 +264,8 @@ std::uint32_t wave_tokens(const DemoJob& job) {
   const auto ranks = static_cast<std::uint64_t>(job.layout.ranks);
   const std::uint64_t token = 2 * ranks * job.routing.top_k * job.hidden * sizeof(float);
   const std::uint64_t most = std::max<std::uint64_t>(job.layout.local_tokens(0), 1);
-  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(kWindowBytes / token, 1, std::min<std::uint64_t>(most, 1024)));
+  return static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>(kWindowBytes / token, 1, std::min<std::uint64_t>(most, 1024)));
 }
 
 std::uint32_t waves(const DemoJob& job) {
@@ -246,7 +273,8 @@ std::uint32_t waves(const DemoJob& job) {
   return static_cast<std::uint32_t>((job.layout.local_tokens(0) + each - 1) / each);
 }
 
-RankReport exchange(Communicator& comm, const DemoJob& job, const std::function<void(std::uint32_t)>& progress) {
+RankReport exchange(Communicator& comm, const DemoJob& job,
+                    const std::function<void(std::uint32_t)>& progress) {
   RankWork work(comm, job);
   for (std::uint32_t w = 0; w < waves(job); ++w) {
     progress(w);

@@ -20,11 +20,11 @@ struct DemoJob {
 
 /// What one rank found and measured.
 struct RankReport {
-  std::uint64_t wrong = 0;     ///< elements
-  std::string first_wrong;     ///< names the first wrong element; empty: all right
-  std::uint64_t checked = 0;   ///< elements compared
-  std::uint64_t rows = 0;      ///< rows sent
-  double exchange_us = 0;      ///< dispatch + expert + combine, all waves, on this rank's device
+  std::uint64_t wrong = 0;    ///< elements
+  std::string first_wrong;    ///< names the first wrong element; empty: all right
+  std::uint64_t checked = 0;  ///< elements compared
+  std::uint64_t rows = 0;     ///< rows sent
+  double exchange_us = 0;     ///< dispatch + expert + combine, all waves, on this rank's device
 };
 
 /// Tokens a rank sends in a wave, so that its window stays near 16 MiB.
@@ -32,6 +32,7 @@ std::uint32_t wave_tokens(const DemoJob& job);
 std::uint32_t waves(const DemoJob& job);
 
 /// Collective. @param progress  called once a wave
-RankReport exchange(Communicator& comm, const DemoJob& job, const std::function<void(std::uint32_t wave)>& progress);
+RankReport exchange(Communicator& comm, const DemoJob& job,
+                    const std::function<void(std::uint32_t wave)>& progress);
 
 }  // namespace marrow::cli

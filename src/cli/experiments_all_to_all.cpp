@@ -34,13 +34,18 @@ class AllToAll {
         memory_(choose_memory()),
         output_(comm_.allocate(chunk_ * n_, memory_)),
         cells_(comm_.allocate(small_ ? 2 * n_ * (chunk_ / 8) * 16 : 16, memory_)),
-        device_(comm_.device_communicator({.contexts = 1, .signals = static_cast<int>(3 + 2 * n_), .counters = 0, .barriers = 1, .packets = 0})),
+        device_(comm_.device_communicator({.contexts = 1,
+                                           .signals = static_cast<int>(3 + 2 * n_),
+                                           .counters = 0,
+                                           .barriers = 1,
+                                           .packets = 0})),
         input_(comm_.place(), chunk_ * n_, memory_),
         shape_(choose_shape()),
         log_(comm_.place(), shape_.blocks) {
     std::vector<std::uint64_t> values(chunk_ / 8 * n_);
     for (std::uint64_t to = 0; to < n_; ++to) {
-      for (std::uint64_t i = 0; i < chunk_ / 8; ++i) values[to * (chunk_ / 8) + i] = element(me_, to, i, size);
+      for (std::uint64_t i = 0; i < chunk_ / 8; ++i)
+        values[to * (chunk_ / 8) + i] = element(me_, to, i, size);
     }
     salt_ = size;
     input_.upload(values);
@@ -79,7 +84,10 @@ class AllToAll {
       const auto start = std::chrono::steady_clock::now();
       for (int i = 0; i < count; ++i) launch_once();
       comm_.synchronize();
-      const double mine = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() / count;
+      const double mine =
+          std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
+              .count() /
+          count;
       log_.finish(comm_, "alltoall");
       const auto all = comm_.allgather(&mine, sizeof mine);
       double sum = 0;
@@ -111,7 +119,8 @@ class AllToAll {
  private:
   bool all_load_store() const {
     const std::vector<PeerInfo> peers = comm_.peers();
-    return std::all_of(peers.begin(), peers.end(), [](const PeerInfo& p) { return p.path == Path::lsa; });
+    return std::all_of(peers.begin(), peers.end(),
+                       [](const PeerInfo& p) { return p.path == Path::lsa; });
   }
   Memory choose_memory() const {
     if (x_.options.memory == "device") return Memory::device;
@@ -120,9 +129,13 @@ class AllToAll {
   }
   Shape choose_shape() {
     const bool gpu = comm_.place().on_gpu();
-    const int threads = x_.options.threads > 0 ? x_.options.threads : !gpu ? 1 : small_ ? 512 : 1024;
+    const int threads = x_.options.threads > 0 ? x_.options.threads
+                        : !gpu                 ? 1
+                        : small_               ? 512
+                                               : 1024;
     if (small_) {
-      const int wanted = static_cast<int>(std::clamp<std::uint64_t>(chunk_ / 8 / static_cast<std::uint64_t>(threads), 1, 32));
+      const int wanted = static_cast<int>(
+          std::clamp<std::uint64_t>(chunk_ / 8 / static_cast<std::uint64_t>(threads), 1, 32));
       return {x_.options.blocks > 0 ? x_.options.blocks : gpu ? wanted : 1, threads};
     }
     const int ranks = static_cast<int>(n_);
@@ -153,12 +166,17 @@ void run_all_to_all(ExperimentContext& x) {
   for (const std::uint64_t size : sizes_of(x, "1K,64K,1M")) {
     AllToAll work(x, size);
     const std::uint64_t budget = (gpu ? std::uint64_t{16} << 30 : std::uint64_t{64} << 20) / size;
-    const int iterations = x.options.iterations > 0 ? x.options.iterations : static_cast<int>(std::clamp<std::uint64_t>(budget, 20, gpu ? 2000 : 200));
+    const int iterations =
+        x.options.iterations > 0
+            ? x.options.iterations
+            : static_cast<int>(std::clamp<std::uint64_t>(budget, 20, gpu ? 2000 : 200));
     if (x.comm.rank() == 0) x.progress.at("alltoall, " + bytes_text(size));
-    std::vector<double> us = work.time(iterations, x.options.warmup > 0 ? x.options.warmup : std::max(2, iterations / 10));
+    std::vector<double> us = work.time(
+        iterations, x.options.warmup > 0 ? x.options.warmup : std::max(2, iterations / 10));
     const std::uint8_t right = work.right() ? 1 : 0;
     const auto all = x.comm.allgather(&right, 1);
-    const bool verified = std::all_of(all.begin(), all.end(), [](const auto& one) { return one[0] == std::byte{1}; });
+    const bool verified =
+        std::all_of(all.begin(), all.end(), [](const auto& one) { return one[0] == std::byte{1}; });
     if (x.comm.rank() == 0) {
       const PathUse use = path_use(x.comm, x.comm.nranks() > 1 ? 1 : 0);
       PerfLine line;
@@ -166,11 +184,15 @@ void run_all_to_all(ExperimentContext& x) {
       line.iterations = static_cast<std::uint64_t>(iterations);
       line.time = make_row(use, "alltoall time", "us");
       line.time.statistics = statistics_of(us);
-      line.time.note = format("host clock, launch included, mean of the ranks, batches of %d", std::max(1, iterations / kBatches));
+      line.time.note = format("host clock, launch included, mean of the ranks, batches of %d",
+                              std::max(1, iterations / kBatches));
       line.time.verified = verified;
-      line.time.parameters = {{"bytes", static_cast<std::int64_t>(work.bytes())}, {"ranks", std::int64_t{x.comm.nranks()}},
-                              {"iterations", std::int64_t{iterations}}, {"blocks", std::int64_t{work.shape().blocks}},
-                              {"threads", std::int64_t{work.shape().threads}}, {"form", std::string(work.small() ? "cells" : "puts")},
+      line.time.parameters = {{"bytes", static_cast<std::int64_t>(work.bytes())},
+                              {"ranks", std::int64_t{x.comm.nranks()}},
+                              {"iterations", std::int64_t{iterations}},
+                              {"blocks", std::int64_t{work.shape().blocks}},
+                              {"threads", std::int64_t{work.shape().threads}},
+                              {"form", std::string(work.small() ? "cells" : "puts")},
                               {"in_place", false}};
       std::vector<double> bandwidth;
       for (const double t : us) bandwidth.push_back(static_cast<double>(work.bytes()) / t * 1e-3);

@@ -9,14 +9,16 @@
 namespace marrow::cli {
 namespace {
 
-constexpr const char* kHalf = "half of a round trip between ranks 0 and 1, timed on rank 0's device";
+constexpr const char* kHalf =
+    "half of a round trip between ranks 0 and 1, timed on rank 0's device";
 
 /// Iterations that move a fixed number of bytes, within bounds: small messages need many, large ones take long.
 int iterations_of(const ExperimentContext& x, std::uint64_t bytes) {
   if (x.options.iterations > 0) return x.options.iterations;
   const bool gpu = x.comm.place().on_gpu();
   const std::uint64_t budget = gpu ? std::uint64_t{2} << 30 : std::uint64_t{128} << 20;
-  return static_cast<int>(std::clamp<std::uint64_t>(budget / std::max<std::uint64_t>(bytes, 1), 20, gpu ? 10000 : 1000));
+  return static_cast<int>(std::clamp<std::uint64_t>(budget / std::max<std::uint64_t>(bytes, 1), 20,
+                                                    gpu ? 10000 : 1000));
 }
 int warmup_of(const ExperimentContext& x, int iterations) {
   return x.options.warmup > 0 ? x.options.warmup : std::max(2, iterations / 10);
@@ -36,7 +38,8 @@ Memory memory_of(const ExperimentContext& x) {
   return default_memory(x.comm.place(), x.comm.peers().at(static_cast<std::size_t>(peer)).path);
 }
 
-Row figure(const PathUse& use, std::string what, std::string unit, std::vector<double> samples, std::string note) {
+Row figure(const PathUse& use, std::string what, std::string unit, std::vector<double> samples,
+           std::string note) {
   Row row = make_row(use, std::move(what), std::move(unit));
   row.statistics = statistics_of(samples);
   row.samples = std::move(samples);
@@ -46,8 +49,10 @@ Row figure(const PathUse& use, std::string what, std::string unit, std::vector<d
 
 using Parameters = std::vector<std::pair<std::string, Value>>;
 Parameters describe(std::uint64_t bytes, int iterations, Shape shape) {
-  return {{"bytes", static_cast<std::int64_t>(bytes)}, {"iterations", std::int64_t{iterations}},
-          {"blocks", std::int64_t{shape.blocks}}, {"threads", std::int64_t{shape.threads}}};
+  return {{"bytes", static_cast<std::int64_t>(bytes)},
+          {"iterations", std::int64_t{iterations}},
+          {"blocks", std::int64_t{shape.blocks}},
+          {"threads", std::int64_t{shape.threads}}};
 }
 
 /// Byte i of rank r's source, as Bench fills it.
@@ -55,7 +60,8 @@ bool holds_pattern_of(const Communicator& comm, int rank, const void* memory, st
   std::vector<std::uint8_t> found(bytes);
   copy_out(comm.place(), found.data(), memory, bytes);
   for (std::uint64_t i = 0; i < bytes; ++i) {
-    if (found[i] != static_cast<std::uint8_t>(i * 7 + static_cast<std::uint64_t>(rank) + 1)) return false;
+    if (found[i] != static_cast<std::uint8_t>(i * 7 + static_cast<std::uint64_t>(rank) + 1))
+      return false;
   }
   return true;
 }
@@ -64,18 +70,22 @@ bool holds_pattern_of(const Communicator& comm, int rank, const void* memory, st
 bool everywhere(Communicator& comm, bool mine) {
   const std::uint8_t byte = mine ? 1 : 0;
   const auto all = comm.allgather(&byte, 1);
-  return std::all_of(all.begin(), all.end(), [](const auto& one) { return one.size() == 1 && one[0] == std::byte{1}; });
+  return std::all_of(all.begin(), all.end(),
+                     [](const auto& one) { return one.size() == 1 && one[0] == std::byte{1}; });
 }
 
 /// A ping-pong experiment; the line on rank 0.
-PerfLine ping(ExperimentContext& x, Bench& bench, Ping kind, const std::string& what, std::uint64_t bytes, int threads) {
+PerfLine ping(ExperimentContext& x, Bench& bench, Ping kind, const std::string& what,
+              std::uint64_t bytes, int threads) {
   const int iterations = iterations_of(x, bytes);
   PerfLine line;
   line.bytes = bytes;
   line.iterations = static_cast<std::uint64_t>(iterations);
   if (x.comm.rank() == 0) x.progress.at(what + ", " + bytes_text(bytes));
-  std::vector<double> us = bench.ping_pong(kind, bytes, iterations, warmup_of(x, iterations), threads);
-  const bool moved = kind != Ping::put || !bench.plays() || holds_pattern_of(x.comm, bench.peer(), bench.window_data(), bytes);
+  std::vector<double> us =
+      bench.ping_pong(kind, bytes, iterations, warmup_of(x, iterations), threads);
+  const bool moved = kind != Ping::put || !bench.plays() ||
+                     holds_pattern_of(x.comm, bench.peer(), bench.window_data(), bytes);
   const bool verified = everywhere(x.comm, moved);
   line.time = figure(path_use(x.comm, bench.peer()), what, "us", std::move(us), kHalf);
   line.time.parameters = describe(bytes, iterations, {1, threads});
@@ -84,9 +94,15 @@ PerfLine ping(ExperimentContext& x, Bench& bench, Ping kind, const std::string& 
 }
 
 /// Bulk figures of one size, added to the line on rank 0.
-void stream(ExperimentContext& x, Bench& bench, bool get, const std::string& what, std::uint64_t bytes, std::uint64_t& round, PerfLine& line) {
+void stream(ExperimentContext& x, Bench& bench, bool get, const std::string& what,
+            std::uint64_t bytes, std::uint64_t& round, PerfLine& line) {
   const bool gpu = x.comm.place().on_gpu();
-  const Shape shape{x.options.blocks > 0 ? x.options.blocks : gpu ? 8 : 1, x.options.threads > 0 ? x.options.threads : gpu ? 1024 : 1};
+  const Shape shape{x.options.blocks > 0 ? x.options.blocks
+                    : gpu                ? 8
+                                         : 1,
+                    x.options.threads > 0 ? x.options.threads
+                    : gpu                 ? 1024
+                                          : 1};
   const int iterations = iterations_of(x, bytes);
   std::vector<double> seconds;
   for (int run = 0; run < 4; ++run) {  // the first is warm-up
@@ -99,7 +115,8 @@ void stream(ExperimentContext& x, Bench& bench, bool get, const std::string& wha
       a.window = bench.window();
       a.local = bench.local();
       a.bytes = bytes;
-      a.iterations = static_cast<std::uint32_t>(run == 0 ? std::max(1, iterations / 10) : iterations);
+      a.iterations =
+          static_cast<std::uint32_t>(run == 0 ? std::max(1, iterations / 10) : iterations);
       a.peer = bench.peer();
       a.round = round;
       a.initiator_blocks = static_cast<std::uint32_t>(shape.blocks);
@@ -128,15 +145,19 @@ void stream(ExperimentContext& x, Bench& bench, bool get, const std::string& wha
     rate.push_back(count / s * 1e-6);
   }
   const PathUse use = path_use(x.comm, bench.peer());
-  const std::string note = format("%d blocks x %d threads, %s", shape.blocks, shape.threads,
-                                  get ? "until the gets are readable here" : "until rank 1 has answered that all of it is visible there");
+  const std::string note =
+      format("%d blocks x %d threads, %s", shape.blocks, shape.threads,
+             get ? "until the gets are readable here"
+                 : "until rank 1 has answered that all of it is visible there");
   line.bandwidth = figure(use, what + " bandwidth", "GB/s", std::move(bandwidth), note);
   line.rate = figure(use, what + " rate", "Mops/s", std::move(rate), note);
   line.bandwidth->verified = verified;
   line.bandwidth->parameters = line.rate->parameters = describe(bytes, iterations, shape);
 }
 
-std::uint64_t largest(const std::vector<std::uint64_t>& sizes) { return *std::max_element(sizes.begin(), sizes.end()); }
+std::uint64_t largest(const std::vector<std::uint64_t>& sizes) {
+  return *std::max_element(sizes.begin(), sizes.end());
+}
 
 }  // namespace
 
@@ -154,7 +175,9 @@ void run_put(ExperimentContext& x) {
 void run_put_value(ExperimentContext& x) {
   Bench bench(x.comm, 64, 0, memory_of(x));
   for (const std::uint64_t bytes : sizes_of(x, "8,24")) {
-    if (bytes != 8 && bytes != 24) throw UsageError(format("--sizes has %llu: put_value is timed with 8 and 24 bytes.", static_cast<unsigned long long>(bytes)));
+    if (bytes != 8 && bytes != 24)
+      throw UsageError(format("--sizes has %llu: put_value is timed with 8 and 24 bytes.",
+                              static_cast<unsigned long long>(bytes)));
     PerfLine line = ping(x, bench, Ping::put_value, "put_value latency", bytes, 1);
     if (x.comm.rank() == 0) x.lines.push_back(std::move(line));
   }
@@ -175,7 +198,9 @@ void run_packet(ExperimentContext& x) {
   for (const std::uint64_t size : sizes) {
     const std::uint64_t bytes = size / 8 * 8;
     const bool gpu = x.comm.place().on_gpu();
-    const int threads = x.options.threads > 0 ? x.options.threads : gpu ? static_cast<int>(std::min<std::uint64_t>(bytes / 8, 1024)) : 1;
+    const int threads = x.options.threads > 0 ? x.options.threads
+                        : gpu ? static_cast<int>(std::min<std::uint64_t>(bytes / 8, 1024))
+                              : 1;
     PerfLine line = ping(x, bench, Ping::packet, "packet latency", bytes, threads);
     line.time.verified = true;  // the kernel compares every value; a wrong one ends the run
     if (x.comm.rank() == 0) x.lines.push_back(std::move(line));
@@ -186,7 +211,8 @@ void run_get(ExperimentContext& x) {
   const std::vector<std::uint64_t> sizes = sizes_of(x, "8,1K,64K..1M");
   Bench bench(x.comm, largest(sizes), 0, memory_of(x));
   // What rank 0 gets: rank 1's pattern.
-  copy_in(x.comm.place(), bench.window_data(), bench.source().download<std::uint8_t>(largest(sizes)).data(), largest(sizes));
+  copy_in(x.comm.place(), bench.window_data(),
+          bench.source().download<std::uint8_t>(largest(sizes)).data(), largest(sizes));
   std::uint64_t round = 0;
   for (const std::uint64_t bytes : sizes) {
     const int iterations = iterations_of(x, bytes), warmup = warmup_of(x, iterations);
@@ -197,7 +223,8 @@ void run_get(ExperimentContext& x) {
     x.comm.barrier();
     if (bench.first()) {
       x.progress.at("get latency, " + bytes_text(bytes));
-      const KernelLog log(x.comm.place(), 1, static_cast<std::size_t>(iterations) + static_cast<std::size_t>(warmup));
+      const KernelLog log(x.comm.place(), 1,
+                          static_cast<std::size_t>(iterations) + static_cast<std::size_t>(warmup));
       GetArguments a;
       a.comm = bench.device();
       a.window = bench.window();
@@ -209,8 +236,11 @@ void run_get(ExperimentContext& x) {
       launch_get(x.comm.place(), {1, threads}, a);
       log.finish(x.comm, "get");
       std::vector<double> us;
-      for (const std::uint64_t ns : log.samples(static_cast<std::size_t>(warmup), static_cast<std::size_t>(iterations))) us.push_back(static_cast<double>(ns) * 1e-3);
-      line.time = figure(path_use(x.comm, bench.peer()), "get latency", "us", std::move(us), "get + flush, whole, timed on rank 0's device");
+      for (const std::uint64_t ns :
+           log.samples(static_cast<std::size_t>(warmup), static_cast<std::size_t>(iterations)))
+        us.push_back(static_cast<double>(ns) * 1e-3);
+      line.time = figure(path_use(x.comm, bench.peer()), "get latency", "us", std::move(us),
+                         "get + flush, whole, timed on rank 0's device");
       line.time.parameters = describe(bytes, iterations, {1, threads});
       line.time.verified = holds_pattern_of(x.comm, 1, bench.source().data(), bytes);
     }
@@ -223,9 +253,11 @@ void run_barrier(ExperimentContext& x) {
   const int iterations = iterations_of(x, 0), warmup = warmup_of(x, iterations);
   const bool gpu = x.comm.place().on_gpu();
   const int threads = x.options.threads > 0 ? x.options.threads : gpu ? 32 : 1;
-  const DeviceCommunicatorOwner device = x.comm.device_communicator({.contexts = 1, .signals = 0, .counters = 0, .barriers = 1, .packets = 0});
+  const DeviceCommunicatorOwner device = x.comm.device_communicator(
+      {.contexts = 1, .signals = 0, .counters = 0, .barriers = 1, .packets = 0});
   x.comm.barrier();
-  const KernelLog log(x.comm.place(), 1, static_cast<std::size_t>(iterations) + static_cast<std::size_t>(warmup));
+  const KernelLog log(x.comm.place(), 1,
+                      static_cast<std::size_t>(iterations) + static_cast<std::size_t>(warmup));
   BarrierArguments a;
   a.comm = device.handle();
   a.iterations = static_cast<std::uint32_t>(iterations + warmup);
@@ -234,11 +266,15 @@ void run_barrier(ExperimentContext& x) {
   log.finish(x.comm, "the barrier");
   if (x.comm.rank() == 0) {
     std::vector<double> us;
-    for (const std::uint64_t ns : log.samples(static_cast<std::size_t>(warmup), static_cast<std::size_t>(iterations))) us.push_back(static_cast<double>(ns) * 1e-3);
+    for (const std::uint64_t ns :
+         log.samples(static_cast<std::size_t>(warmup), static_cast<std::size_t>(iterations)))
+      us.push_back(static_cast<double>(ns) * 1e-3);
     PerfLine line;
     line.iterations = static_cast<std::uint64_t>(iterations);
-    line.time = figure(path_use(x.comm, x.comm.nranks() > 1 ? 1 : 0), "barrier latency", "us", std::move(us),
-                       format("whole barrier of %d ranks with Fence::put, timed on rank 0's device", x.comm.nranks()));
+    line.time = figure(path_use(x.comm, x.comm.nranks() > 1 ? 1 : 0), "barrier latency", "us",
+                       std::move(us),
+                       format("whole barrier of %d ranks with Fence::put, timed on rank 0's device",
+                              x.comm.nranks()));
     line.time.parameters = describe(0, iterations, {1, threads});
     line.time.parameters.emplace_back("ranks", std::int64_t{x.comm.nranks()});
     x.lines.push_back(std::move(line));

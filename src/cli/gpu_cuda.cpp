@@ -26,7 +26,8 @@ std::string why_none() {
   int n = 0;
   const cudaError_t result = cudaGetDeviceCount(&n);
   if (result == cudaSuccess && n > 0) return {};
-  return std::string("no GPU: ") + (result == cudaSuccess ? "none is visible" : cudaGetErrorString(result));
+  return std::string("no GPU: ") +
+         (result == cudaSuccess ? "none is visible" : cudaGetErrorString(result));
 }
 
 std::string name(int device) {
@@ -62,7 +63,8 @@ void* allocate(int device, std::size_t bytes, bool host) {
   check(cudaSetDevice(device), "selecting", device);
   void* memory = nullptr;
   if (host) {
-    check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped), "allocating pinned memory", device);
+    check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+          "allocating pinned memory", device);
     __builtin_memset(memory, 0, bytes);
   } else {
     check(cudaMalloc(&memory, bytes), "allocating memory", device);
@@ -79,7 +81,8 @@ void release(int device, void* memory, bool host) noexcept {
 
 void copy(int device, void* stream, void* to, const void* from, std::size_t bytes) {
   check(cudaSetDevice(device), "selecting", device);
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)), "copying", device);
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)),
+        "copying", device);
   check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "copying", device);
 }
 

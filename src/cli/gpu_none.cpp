@@ -5,12 +5,15 @@
 namespace marrow::cli::gpu {
 namespace {
 [[noreturn]] void refuse() {
-  throw Error(Code::unsupported, why_none(), "build with nvcc >= 12.4 (-DMARROW_CUDA=ON), or use --place cpu");
+  throw Error(Code::unsupported, why_none(),
+              "build with nvcc >= 12.4 (-DMARROW_CUDA=ON), or use --place cpu");
 }
 }  // namespace
 
 int count() { return 0; }
-std::string why_none() { return "this marrow was built without CUDA, so it has no kernels for GPUs"; }
+std::string why_none() {
+  return "this marrow was built without CUDA, so it has no kernels for GPUs";
+}
 std::string name(int) { refuse(); }
 std::string driver() { return {}; }
 void* create_stream(int) { refuse(); }

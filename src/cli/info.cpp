@@ -17,7 +17,8 @@ namespace {
 std::string pack(const std::vector<PeerInfo>& peers) {
   std::string text;
   for (const PeerInfo& peer : peers) {
-    text += format("%d\t%s\t%s\t%d\t%d", peer.rank, name(peer.path), peer.transport.c_str(), peer.emulated, peer.same_host);
+    text += format("%d\t%s\t%s\t%d\t%d", peer.rank, name(peer.path), peer.transport.c_str(),
+                   peer.emulated, peer.same_host);
     for (const std::string& reason : peer.rejected) text += "\t" + reason;
     text += "\n";
   }
@@ -58,12 +59,19 @@ WindowReport try_window(Communicator& comm, Memory memory) {
 }
 
 void print_inventory(const Inventory& found) {
-  std::printf("marrow %s, ABI %u, built from %s, CUDA driver %s\n\n", found.version.c_str(), found.abi, commit().c_str(),
+  std::printf("marrow %s, ABI %u, built from %s, CUDA driver %s\n\n", found.version.c_str(),
+              found.abi, commit().c_str(),
               found.cuda_driver.empty() ? "none" : found.cuda_driver.c_str());
   if (found.gpus.empty()) {
     std::printf("GPUs: none (%s)\n", found.gpu_reason.c_str());
   } else {
-    Table table({{"GPU", true}, {"name"}, {"PCI"}, {"NUMA", true}, {"memory", true}, {"arch"}, {"load/store to"}});
+    Table table({{"GPU", true},
+                 {"name"},
+                 {"PCI"},
+                 {"NUMA", true},
+                 {"memory", true},
+                 {"arch"},
+                 {"load/store to"}});
     for (const GpuInfo& gpu : found.gpus) {
       std::vector<std::string> reaches;
       for (const int other : gpu.reaches) reaches.push_back(std::to_string(other));
@@ -74,14 +82,16 @@ void print_inventory(const Inventory& found) {
     std::printf("%s", table.text().c_str());
   }
   Table nics({{"NIC"}, {"kind"}, {"state"}, {"gda path"}});
-  for (const NicInfo& nic : found.nics) nics.add({nic.name, nic.kind, nic.state, nic.usable ? "yes" : "no: " + nic.reason});
+  for (const NicInfo& nic : found.nics)
+    nics.add({nic.name, nic.kind, nic.state, nic.usable ? "yes" : "no: " + nic.reason});
   if (found.nics.empty()) {
     std::printf("\nNICs: none\n");
   } else {
     std::printf("\n%s", nics.text().c_str());
   }
   Table networks({{"network"}, {"proxy path"}});
-  for (const NetworkInfo& network : found.networks) networks.add({network.name, network.usable ? "yes" : "no: " + network.reason});
+  for (const NetworkInfo& network : found.networks)
+    networks.add({network.name, network.usable ? "yes" : "no: " + network.reason});
   if (found.networks.empty()) {
     std::printf("\nNetworks: none\n");
   } else {
@@ -90,13 +100,19 @@ void print_inventory(const Inventory& found) {
 }
 
 void print_pairs(const Document& document) {
-  Table table({{"from", true}, {"to", true}, {"path"}, {"transport"}, {"emulated"}, {"better ones rejected"}});
+  Table table({{"from", true},
+               {"to", true},
+               {"path"},
+               {"transport"},
+               {"emulated"},
+               {"better ones rejected"}});
   for (const PairReport& pair : document.pairs) {
-    table.add({std::to_string(pair.from), std::to_string(pair.to), pair.path, pair.transport, pair.emulated ? "yes" : "no",
-               join(pair.rejected, "; ")});
+    table.add({std::to_string(pair.from), std::to_string(pair.to), pair.path, pair.transport,
+               pair.emulated ? "yes" : "no", join(pair.rejected, "; ")});
   }
   std::printf("\n%s", table.text().c_str());
-  Table windows({{"window memory"}, {"accepted"}, {"add, fetch_add, compare_swap by"}, {"why not"}});
+  Table windows(
+      {{"window memory"}, {"accepted"}, {"add, fetch_add, compare_swap by"}, {"why not"}});
   for (const WindowReport& window : document.windows) {
     windows.add({window.memory, window.accepted ? "yes" : "no", window.atomic_path, window.reason});
   }
@@ -116,8 +132,10 @@ int run_info(const InfoOptions& options) {
   RankTeam team(options.where, 2);
   // What the machine has stands even when no communicator can be made.
   if (text && team.speaks()) print_inventory(*document.inventory);
-  document.parameters = {{"ranks", std::int64_t{team.size()}}, {"place", std::string(options.where.gpu ? "gpu" : "cpu")},
-                         {"path", options.path}, {"network", options.network}};
+  document.parameters = {{"ranks", std::int64_t{team.size()}},
+                         {"place", std::string(options.where.gpu ? "gpu" : "cpu")},
+                         {"path", options.path},
+                         {"network", options.network}};
   team.run(path_parameters(options.path, options.network), [&](Communicator& comm) {
     const std::string mine = pack(comm.peers());
     const auto all = comm.allgather(mine.data(), mine.size());
@@ -126,7 +144,8 @@ int run_info(const InfoOptions& options) {
     if (comm.rank() != 0) return;
     for (std::size_t r = 0; r < all.size(); ++r) {
       const std::string row(reinterpret_cast<const char*>(all[r].data()), all[r].size());
-      for (PairReport& pair : unpack(static_cast<int>(r), row)) document.pairs.push_back(std::move(pair));
+      for (PairReport& pair : unpack(static_cast<int>(r), row))
+        document.pairs.push_back(std::move(pair));
     }
     document.windows = {device, host};
   });

@@ -44,14 +44,16 @@ Json row_json(const Row& row) {
   if (!row.path.empty()) json["path"] = row.path;
   if (!row.network.empty()) json["network"] = row.network;
   for (const DeviceUse& use : row.devices) {
-    json["devices"].push_back({{"role", use.role}, {"device", name(use.device)}, {"name", use.name}});
+    json["devices"].push_back(
+        {{"role", use.role}, {"device", name(use.device)}, {"name", use.name}});
   }
   json["parameters"] = values(row.parameters);
   const Statistics& s = row.statistics;
   json["statistics"] = {{"count", s.count}, {"min", s.min}, {"median", s.median}, {"mean", s.mean},
                         {"p99", s.p99},     {"max", s.max}, {"stddev", s.stddev}};
   const std::size_t step = (row.samples.size() + kMaxSamples - 1) / kMaxSamples;
-  for (std::size_t i = 0; i < row.samples.size(); i += std::max<std::size_t>(step, 1)) json["samples"].push_back(row.samples[i]);
+  for (std::size_t i = 0; i < row.samples.size(); i += std::max<std::size_t>(step, 1))
+    json["samples"].push_back(row.samples[i]);
   if (row.verified) json["verified"] = *row.verified;
   if (!row.note.empty()) json["note"] = row.note;
   return json;
@@ -64,15 +66,25 @@ Json inventory_json(const Inventory& found) {
   json["gpu_reason"] = found.gpu_reason;
   json["gpus"] = json["nics"] = json["networks"] = Json::array();
   for (const GpuInfo& gpu : found.gpus) {
-    json["gpus"].push_back({{"ordinal", gpu.ordinal}, {"name", gpu.name}, {"pci", gpu.pci}, {"numa", gpu.numa},
-                            {"memory", gpu.memory}, {"architecture", gpu.architecture}, {"reaches", gpu.reaches}});
+    json["gpus"].push_back({{"ordinal", gpu.ordinal},
+                            {"name", gpu.name},
+                            {"pci", gpu.pci},
+                            {"numa", gpu.numa},
+                            {"memory", gpu.memory},
+                            {"architecture", gpu.architecture},
+                            {"reaches", gpu.reaches}});
   }
   for (const NicInfo& nic : found.nics) {
-    json["nics"].push_back({{"name", nic.name}, {"kind", nic.kind}, {"state", nic.state}, {"numa", nic.numa},
-                            {"usable", nic.usable}, {"reason", nic.reason}});
+    json["nics"].push_back({{"name", nic.name},
+                            {"kind", nic.kind},
+                            {"state", nic.state},
+                            {"numa", nic.numa},
+                            {"usable", nic.usable},
+                            {"reason", nic.reason}});
   }
   for (const NetworkInfo& network : found.networks) {
-    json["networks"].push_back({{"name", network.name}, {"usable", network.usable}, {"reason", network.reason}});
+    json["networks"].push_back(
+        {{"name", network.name}, {"usable", network.usable}, {"reason", network.reason}});
   }
   return json;
 }
@@ -80,8 +92,13 @@ Json inventory_json(const Inventory& found) {
 Json pairs_json(const std::vector<PairReport>& pairs) {
   Json json = Json::array();
   for (const PairReport& pair : pairs) {
-    json.push_back({{"from", pair.from}, {"to", pair.to}, {"path", pair.path}, {"transport", pair.transport},
-                    {"emulated", pair.emulated}, {"same_host", pair.same_host}, {"rejected", pair.rejected}});
+    json.push_back({{"from", pair.from},
+                    {"to", pair.to},
+                    {"path", pair.path},
+                    {"transport", pair.transport},
+                    {"emulated", pair.emulated},
+                    {"same_host", pair.same_host},
+                    {"rejected", pair.rejected}});
   }
   return json;
 }
@@ -96,7 +113,7 @@ std::string to_json(const Document& document) {
   json["version"] = version();
   json["commit"] = commit();
   json["date"] = date_now();
-  json["machine"] = {{"host", machine.host}, {"os", machine.os},     {"cpu", machine.cpu},
+  json["machine"] = {{"host", machine.host},   {"os", machine.os},     {"cpu", machine.cpu},
                      {"cores", machine.cores}, {"gpus", machine.gpus}, {"driver", machine.driver}};
   json["parameters"] = values(document.parameters);
   json["results"] = Json::array();
@@ -104,12 +121,19 @@ std::string to_json(const Document& document) {
   if (document.inventory) json["inventory"] = inventory_json(*document.inventory);
   if (!document.pairs.empty()) json["pairs"] = pairs_json(document.pairs);
   for (const WindowReport& window : document.windows) {
-    json["windows"].push_back({{"memory", window.memory}, {"accepted", window.accepted}, {"atomic_path", window.atomic_path},
+    json["windows"].push_back({{"memory", window.memory},
+                               {"accepted", window.accepted},
+                               {"atomic_path", window.atomic_path},
                                {"reason", window.reason}});
   }
   for (const ParameterInfo& p : document.environment) {
-    json["environment"].push_back({{"name", p.name}, {"type", p.type}, {"range", p.range}, {"default", p.default_value},
-                                   {"value", p.value}, {"from_environment", p.from_environment}, {"owner", p.owner},
+    json["environment"].push_back({{"name", p.name},
+                                   {"type", p.type},
+                                   {"range", p.range},
+                                   {"default", p.default_value},
+                                   {"value", p.value},
+                                   {"from_environment", p.from_environment},
+                                   {"owner", p.owner},
                                    {"help", p.help}});
   }
   return json.dump(1) + "\n";
@@ -124,24 +148,31 @@ void write_json(const std::string& file, const Document& document) {
   std::ofstream out(file, std::ios::binary | std::ios::trunc);
   out << text;
   out.close();
-  if (!out) throw Error(Code::system, "cannot write " + file, "check the folder and the space on it");
+  if (!out)
+    throw Error(Code::system, "cannot write " + file, "check the folder and the space on it");
 }
 
 namespace {
 
 [[noreturn]] void bad_line(const std::string& path, std::uint64_t line, const std::string& what) {
-  throw Error(Code::invalid_argument, format("%s, line %llu: %s", path.c_str(), static_cast<unsigned long long>(line), what.c_str()),
-              "a router log is one JSON object a line: a meta line, then a route line with topk_ids and topk_weights for each token");
+  throw Error(Code::invalid_argument,
+              format("%s, line %llu: %s", path.c_str(), static_cast<unsigned long long>(line),
+                     what.c_str()),
+              "a router log is one JSON object a line: a meta line, then a route line with "
+              "topk_ids and topk_weights for each token");
 }
 
 /// Checks one route line and appends it.
-void add_route(const std::string& path, std::uint64_t line, const nlohmann::json& route, Routing& routing) {
+void add_route(const std::string& path, std::uint64_t line, const nlohmann::json& route,
+               Routing& routing) {
   if (routing.top_k == 0) bad_line(path, line, "a route line before the meta line");
   const auto list = [&](const char* key) -> const nlohmann::json& {
     const auto found = route.find(key);
-    if (found == route.end() || !found->is_array()) bad_line(path, line, std::string("no list '") + key + "'");
+    if (found == route.end() || !found->is_array())
+      bad_line(path, line, std::string("no list '") + key + "'");
     if (found->size() != routing.top_k) {
-      bad_line(path, line, format("'%s' has %zu entries, top_k is %u", key, found->size(), routing.top_k));
+      bad_line(path, line,
+               format("'%s' has %zu entries, top_k is %u", key, found->size(), routing.top_k));
     }
     return *found;
   };
@@ -149,13 +180,16 @@ void add_route(const std::string& path, std::uint64_t line, const nlohmann::json
   for (const nlohmann::json& id : list("topk_ids")) {
     const std::int64_t expert = id.is_number_integer() ? id.get<std::int64_t>() : -1;
     if (expert < 0 || expert >= routing.experts) {
-      bad_line(path, line, "expert " + id.dump() + format(" is not one of 0 to %u", routing.experts - 1));
+      bad_line(path, line,
+               "expert " + id.dump() + format(" is not one of 0 to %u", routing.experts - 1));
     }
-    if (!seen.insert(expert).second) bad_line(path, line, "expert " + id.dump() + " twice in one token");
+    if (!seen.insert(expert).second)
+      bad_line(path, line, "expert " + id.dump() + " twice in one token");
     routing.id.push_back(static_cast<std::uint32_t>(expert));
   }
   for (const nlohmann::json& weight : list("topk_weights")) {
-    if (!weight.is_number() || !std::isfinite(weight.get<float>())) bad_line(path, line, "weight " + weight.dump() + " is not a number");
+    if (!weight.is_number() || !std::isfinite(weight.get<float>()))
+      bad_line(path, line, "weight " + weight.dump() + " is not a number");
     routing.weight.push_back(weight.get<float>());
   }
 }
@@ -164,28 +198,36 @@ void add_route(const std::string& path, std::uint64_t line, const nlohmann::json
 
 Routing read_routing(const std::string& path, std::uint64_t limit) {
   std::ifstream file(path);
-  if (!file) throw Error(Code::invalid_argument, "cannot read the router log " + path, "give a file in vLLM's JSON-lines form");
+  if (!file)
+    throw Error(Code::invalid_argument, "cannot read the router log " + path,
+                "give a file in vLLM's JSON-lines form");
   Routing routing;
   std::string text, model;
-  nlohmann::json layer;  // of the first route line: a log of several layers has each token once a layer
-  for (std::uint64_t line = 1; std::getline(file, text) && (limit == 0 || routing.tokens() < limit); ++line) {
+  nlohmann::json
+      layer;  // of the first route line: a log of several layers has each token once a layer
+  for (std::uint64_t line = 1; std::getline(file, text) && (limit == 0 || routing.tokens() < limit);
+       ++line) {
     if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
     const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
     if (json.is_discarded() || !json.is_object()) {
-      bad_line(path, line, file.eof() ? "not a JSON object; the file is cut off" : "not a JSON object");
+      bad_line(path, line,
+               file.eof() ? "not a JSON object; the file is cut off" : "not a JSON object");
     }
-    const std::string type = json.contains("type") && json["type"].is_string() ? json["type"].get<std::string>() : "";
+    const std::string type =
+        json.contains("type") && json["type"].is_string() ? json["type"].get<std::string>() : "";
     if (type == "meta") {
       const auto number = [&](const char* key, std::uint32_t most) {
         const auto found = json.find(key);
-        if (found == json.end() || !found->is_number_unsigned() || found->get<std::uint64_t>() < 1 || found->get<std::uint64_t>() > most) {
+        if (found == json.end() || !found->is_number_unsigned() ||
+            found->get<std::uint64_t>() < 1 || found->get<std::uint64_t>() > most) {
           bad_line(path, line, format("'%s' must be a number from 1 to %u", key, most));
         }
         return found->get<std::uint32_t>();
       };
       routing.experts = number("num_experts", 1u << 16);
       routing.top_k = number("top_k", 32);
-      if (json.contains("model_id") && json["model_id"].is_string()) model = json["model_id"].get<std::string>();
+      if (json.contains("model_id") && json["model_id"].is_string())
+        model = json["model_id"].get<std::string>();
     } else if (type == "route") {
       const nlohmann::json here = json.value("layer", nlohmann::json());
       if (routing.id.empty()) layer = here;

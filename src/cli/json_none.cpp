@@ -9,7 +9,8 @@ namespace marrow::cli {
 const bool kFullJson = false;
 
 void require_json(const std::string& option) {
-  throw Error(Code::unsupported, option + " needs JSON, and this marrow was built without nlohmann-json",
+  throw Error(Code::unsupported,
+              option + " needs JSON, and this marrow was built without nlohmann-json",
               "install nlohmann-json3-dev and build again");
 }
 

@@ -8,15 +8,18 @@ namespace marrow::cli {
 Bench::Bench(Communicator& comm, std::uint64_t bytes, int packets, Memory memory)
     : comm_(comm),
       window_(comm.allocate(std::max<std::uint64_t>(bytes, 64), memory)),
-      device_(comm.device_communicator({.contexts = 1, .signals = 4, .counters = 0, .barriers = 1, .packets = packets})),
+      device_(comm.device_communicator(
+          {.contexts = 1, .signals = 4, .counters = 0, .barriers = 1, .packets = packets})),
       source_(comm.place(), std::max<std::uint64_t>(bytes, 64), memory) {
   std::vector<std::uint8_t> pattern(source_.bytes());
-  for (std::size_t i = 0; i < pattern.size(); ++i) pattern[i] = static_cast<std::uint8_t>(i * 7 + static_cast<std::size_t>(comm.rank()) + 1);
+  for (std::size_t i = 0; i < pattern.size(); ++i)
+    pattern[i] = static_cast<std::uint8_t>(i * 7 + static_cast<std::size_t>(comm.rank()) + 1);
   source_.upload(pattern);
   local_ = comm.register_local(source_.data(), source_.bytes());
 }
 
-std::vector<double> Bench::ping_pong(Ping ping, std::uint64_t bytes, int iterations, int warmup, int threads) {
+std::vector<double> Bench::ping_pong(Ping ping, std::uint64_t bytes, int iterations, int warmup,
+                                     int threads) {
   comm_.barrier();
   const auto total = static_cast<std::uint32_t>(iterations + warmup);
   // Packets are recognised by epoch, all else by the signal's count: two rallies, two scores.
@@ -38,7 +41,8 @@ std::vector<double> Bench::ping_pong(Ping ping, std::uint64_t bytes, int iterati
     launch_ping_pong(comm_.place(), {1, threads}, a);
     log.finish(comm_, "a ping-pong");
     if (first()) {
-      for (const std::uint64_t ns : log.samples(static_cast<std::size_t>(warmup), static_cast<std::size_t>(iterations))) {
+      for (const std::uint64_t ns :
+           log.samples(static_cast<std::size_t>(warmup), static_cast<std::size_t>(iterations))) {
         us.push_back(static_cast<double>(ns) * 0.5e-3);
       }
     }

@@ -27,7 +27,8 @@ class Bench {
   void* window_data() const { return window_.data(); }
 
   /// Collective. One-way times in us (half of each round trip), on rank 0; empty elsewhere.
-  std::vector<double> ping_pong(Ping ping, std::uint64_t bytes, int iterations, int warmup, int threads);
+  std::vector<double> ping_pong(Ping ping, std::uint64_t bytes, int iterations, int warmup,
+                                int threads);
 
  private:
   Communicator& comm_;

@@ -9,7 +9,8 @@
 
 namespace marrow::cli {
 
-std::map<std::string, std::string> path_parameters(const std::string& path, const std::string& network) {
+std::map<std::string, std::string> path_parameters(const std::string& path,
+                                                   const std::string& network) {
   std::map<std::string, std::string> parameters{{"MARROW_PATH", path}};
   if (!network.empty()) parameters[path == "gda" ? "MARROW_NIC" : "MARROW_NETWORK"] = network;
   return parameters;

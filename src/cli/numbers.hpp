@@ -16,7 +16,8 @@ struct UsageError : std::runtime_error {
 };
 
 /// A whole number in [minimum, maximum]. @throws UsageError naming `what`, the text and the range
-std::int64_t parse_number(std::string_view what, const std::string& text, std::int64_t minimum, std::int64_t maximum);
+std::int64_t parse_number(std::string_view what, const std::string& text, std::int64_t minimum,
+                          std::int64_t maximum);
 
 /// Bytes, with K, M or G as powers of 1024 ("64K", "1MiB"). @throws UsageError
 std::uint64_t parse_bytes(std::string_view what, const std::string& text);
@@ -26,6 +27,7 @@ std::uint64_t parse_bytes(std::string_view what, const std::string& text);
 std::vector<std::uint64_t> parse_sizes(std::string_view what, const std::string& text);
 
 /// One of the choices. @throws UsageError with the nearest one
-std::string parse_choice(std::string_view what, const std::string& text, const std::vector<std::string>& choices);
+std::string parse_choice(std::string_view what, const std::string& text,
+                         const std::vector<std::string>& choices);
 
 }  // namespace marrow::cli

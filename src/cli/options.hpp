@@ -25,8 +25,8 @@ struct RankOptions {
 struct DemoOptions {
   RankOptions where;
   std::string path = "all";
-  std::string network;  ///< empty: chosen by the library
-  std::string routing;  ///< file; empty: the generator
+  std::string network;        ///< empty: chosen by the library
+  std::string routing;        ///< file; empty: the generator
   std::int64_t tokens = 0;    ///< 0: all of the file, or the generator's default
   std::int64_t hidden = 128;  ///< float elements a token
   std::uint64_t seed = 1;
@@ -42,7 +42,7 @@ struct PerfOptions {
   std::vector<std::uint64_t> sizes;  ///< empty: the operation's default
   int iterations = 0;                ///< 0: by operation and size
   int warmup = 0;
-  int blocks = 0;   ///< 0: by place and operation
+  int blocks = 0;  ///< 0: by place and operation
   int threads = 0;
   std::string memory = "auto";  ///< windows in device or host memory
   std::string json;

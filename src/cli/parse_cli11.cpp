@@ -26,7 +26,8 @@ std::string hint_for(int argc, char** argv, const std::vector<CommandSpec>& comm
   if (options.empty()) near = argc > 1 ? nearest(argv[1], names) : "";
   for (int i = 2; i < argc && near.empty(); ++i) {
     const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
-    const bool known = std::find(options.begin(), options.end(), word) != options.end() || word == "--help" || word == "-h";
+    const bool known = std::find(options.begin(), options.end(), word) != options.end() ||
+                       word == "--help" || word == "-h";
     if (word.rfind("--", 0) == 0 && !known) near = nearest(word, options);
   }
   return near.empty() ? "" : " Did you mean '" + near + "'?";
@@ -37,7 +38,8 @@ std::string hint_for(int argc, char** argv, const std::vector<CommandSpec>& comm
 std::optional<int> parse(int argc, char** argv, Invocation& into) {
   CLI::App app(headline(), "marrow");
   const std::string notice = reduced_notice();
-  app.footer("Run 'marrow COMMAND --help' for the options of a command." + (notice.empty() ? "" : "\n" + notice));
+  app.footer("Run 'marrow COMMAND --help' for the options of a command." +
+             (notice.empty() ? "" : "\n" + notice));
   app.set_version_flag("--version", headline());
   app.require_subcommand(0, 1);
   app.fallthrough(false);
@@ -48,7 +50,8 @@ std::optional<int> parse(int argc, char** argv, Invocation& into) {
     sub->callback([&into, &spec] { into.command = spec.command; });
     for (const OptionSpec& option : spec.options) {
       if (option.meta.empty()) {
-        sub->add_flag_callback(option.name, [&option] { option.set(""); }, option.help);
+        sub->add_flag_callback(
+            option.name, [&option] { option.set(""); }, option.help);
       } else {
         sub->add_option_function<std::string>(option.name, option.set, option.help)
             ->type_name(option.meta)
@@ -56,7 +59,8 @@ std::optional<int> parse(int argc, char** argv, Invocation& into) {
       }
     }
     if (!spec.positional.name.empty()) {
-      sub->add_option_function<std::string>(spec.positional.name, spec.positional.set, spec.positional.help)
+      sub->add_option_function<std::string>(spec.positional.name, spec.positional.set,
+                                            spec.positional.help)
           ->type_name("")
           ->required();
     }
@@ -66,7 +70,8 @@ std::optional<int> parse(int argc, char** argv, Invocation& into) {
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     const std::string hint = hint_for(argc, argv, commands);
-    std::fprintf(stderr, "marrow: %s.%s Run 'marrow --help' or 'marrow COMMAND --help'.\n", error.what(), hint.c_str());
+    std::fprintf(stderr, "marrow: %s.%s Run 'marrow --help' or 'marrow COMMAND --help'.\n",
+                 error.what(), hint.c_str());
     return 2;
   } catch (const UsageError& error) {
     std::fprintf(stderr, "marrow: %s Run 'marrow COMMAND --help'.\n", error.what());

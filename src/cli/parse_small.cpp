@@ -13,12 +13,15 @@ namespace {
 
 void print_help(const std::vector<CommandSpec>& commands) {
   std::printf("%s\nUsage: marrow COMMAND [OPTIONS]\n\nCommands:\n", headline().c_str());
-  for (const CommandSpec& spec : commands) std::printf("  %-8s %s\n", spec.name.c_str(), spec.help.c_str());
-  std::printf("\nRun 'marrow COMMAND --help' for the options of a command.\n%s\n", reduced_notice().c_str());
+  for (const CommandSpec& spec : commands)
+    std::printf("  %-8s %s\n", spec.name.c_str(), spec.help.c_str());
+  std::printf("\nRun 'marrow COMMAND --help' for the options of a command.\n%s\n",
+              reduced_notice().c_str());
 }
 
 void print_help(const CommandSpec& spec) {
-  std::printf("%s\nUsage: marrow %s %s[OPTIONS]\n\nOptions:\n", spec.help.c_str(), spec.name.c_str(),
+  std::printf("%s\nUsage: marrow %s %s[OPTIONS]\n\nOptions:\n", spec.help.c_str(),
+              spec.name.c_str(),
               spec.positional.name.empty() ? "" : (spec.positional.meta + " ").c_str());
   if (!spec.positional.name.empty()) {
     std::printf("  %s: %s\n", spec.positional.meta.c_str(), spec.positional.help.c_str());
@@ -36,7 +39,8 @@ const OptionSpec& find(const CommandSpec& spec, const std::string& name) {
     names.push_back(option.name);
   }
   const std::string near = nearest(name, names);
-  throw UsageError("There is no option " + name + "." + (near.empty() ? "" : " Did you mean " + near + "?"));
+  throw UsageError("There is no option " + name + "." +
+                   (near.empty() ? "" : " Did you mean " + near + "?"));
 }
 
 /// @return true when --help was printed
@@ -67,7 +71,8 @@ bool parse_command(const CommandSpec& spec, const std::vector<std::string>& word
       throw UsageError(option.name + " needs a value: " + option.meta + ".");
     }
   }
-  if (!positional) throw UsageError(spec.positional.name + " is required: " + spec.positional.help + ".");
+  if (!positional)
+    throw UsageError(spec.positional.name + " is required: " + spec.positional.help + ".");
   return false;
 }
 
@@ -95,9 +100,11 @@ std::optional<int> parse(int argc, char** argv, Invocation& into) {
       names.push_back(spec.name);
     }
     const std::string near = nearest(words[0], names);
-    throw UsageError("There is no command '" + words[0] + "'." + (near.empty() ? "" : " Did you mean '" + near + "'?"));
+    throw UsageError("There is no command '" + words[0] + "'." +
+                     (near.empty() ? "" : " Did you mean '" + near + "'?"));
   } catch (const UsageError& error) {
-    std::fprintf(stderr, "marrow: %s Run 'marrow --help' or 'marrow COMMAND --help'.\n", error.what());
+    std::fprintf(stderr, "marrow: %s Run 'marrow --help' or 'marrow COMMAND --help'.\n",
+                 error.what());
     return 2;
   }
 }

@@ -28,7 +28,8 @@ bool set(const char* variable) {
 }
 
 int local_rank(int rank) {
-  for (const char* variable : {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) {
+  for (const char* variable :
+       {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) {
     if (set(variable)) return std::atoi(std::getenv(variable));
   }
   return rank;
@@ -78,14 +79,16 @@ struct FirstFailure {
 }  // namespace
 
 bool under_launcher() {
-  return set("OMPI_COMM_WORLD_SIZE") || set("PMI_SIZE") || set("PMIX_RANK") || (set("RANK") && set("WORLD_SIZE")) ||
-         (set("SLURM_PROCID") && set("SLURM_STEP_ID")) || set("MARROW_RENDEZVOUS");
+  return set("OMPI_COMM_WORLD_SIZE") || set("PMI_SIZE") || set("PMIX_RANK") ||
+         (set("RANK") && set("WORLD_SIZE")) || (set("SLURM_PROCID") && set("SLURM_STEP_ID")) ||
+         set("MARROW_RENDEZVOUS");
 }
 
 int spawn_processes(int ranks, char** argv) {
   char folder[] = "/tmp/marrow-ranks-XXXXXX";
   if (mkdtemp(folder) == nullptr) {
-    throw Error(Code::system, std::string("making a folder in /tmp: ") + std::strerror(errno), "check that /tmp is writable");
+    throw Error(Code::system, std::string("making a folder in /tmp: ") + std::strerror(errno),
+                "check that /tmp is writable");
   }
   const std::string rendezvous = std::string("file://") + folder + "/rendezvous";
   std::vector<pid_t> children;
@@ -116,7 +119,8 @@ int spawn_processes(int ranks, char** argv) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     const auto now = std::chrono::steady_clock::now();
-    if (result != 0 && kill_at == std::chrono::steady_clock::time_point::max()) kill_at = now + std::chrono::seconds(10);
+    if (result != 0 && kill_at == std::chrono::steady_clock::time_point::max())
+      kill_at = now + std::chrono::seconds(10);
     if (now > kill_at) {
       for (const pid_t child : children) kill(child, SIGKILL);
       kill_at = now + std::chrono::seconds(10);
@@ -129,21 +133,24 @@ int spawn_processes(int ranks, char** argv) {
 
 RankTeam::RankTeam(const RankOptions& options, int default_ranks) : gpu_(options.gpu) {
   if (gpu_ && gpu::count() == 0) {
-    throw Error(Code::unsupported, "--place gpu: " + gpu::why_none(), "use --place cpu, or a machine and build with a GPU");
+    throw Error(Code::unsupported, "--place gpu: " + gpu::why_none(),
+                "use --place cpu, or a machine and build with a GPU");
   }
   if (under_launcher()) {
     base_ = std::make_unique<Communicator>(Communicator::from_environment());
     size_ = base_->nranks();
     rank_ = base_->rank();
     if (options.ranks != 0 && options.ranks != size_) {
-      throw UsageError(format("--ranks is %d, but the launcher started %d ranks.", options.ranks, size_));
+      throw UsageError(
+          format("--ranks is %d, but the launcher started %d ranks.", options.ranks, size_));
     }
   } else {
     size_ = options.ranks != 0 ? options.ranks : default_ranks;
   }
 }
 
-void RankTeam::run_rank(const UniqueId& id, int rank, const std::map<std::string, std::string>& parameters,
+void RankTeam::run_rank(const UniqueId& id, int rank,
+                        const std::map<std::string, std::string>& parameters,
                         const std::function<void(Communicator&)>& body) const {
   const int gpus = gpu_ ? gpu::count() : 1;
   const Stream stream(gpu_, (threads() ? rank : local_rank(rank)) % gpus);
@@ -161,7 +168,8 @@ void RankTeam::run_rank(const UniqueId& id, int rank, const std::map<std::string
   comm.close();
 }
 
-void RankTeam::run(const std::map<std::string, std::string>& parameters, const std::function<void(Communicator&)>& body) {
+void RankTeam::run(const std::map<std::string, std::string>& parameters,
+                   const std::function<void(Communicator&)>& body) {
   if (!threads()) {
     UniqueId id;
     if (rank_ == 0) id = UniqueId::create();

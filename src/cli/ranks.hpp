@@ -35,7 +35,8 @@ class RankTeam {
   /// Every rank makes a communicator with these parameters and runs the body; returns when all of this
   /// process's ranks have. The first failure revokes the communicator and is thrown; each body must be
   /// collective in the same way.
-  void run(const std::map<std::string, std::string>& parameters, const std::function<void(Communicator&)>& body);
+  void run(const std::map<std::string, std::string>& parameters,
+           const std::function<void(Communicator&)>& body);
 
  private:
   void run_rank(const UniqueId& id, int rank, const std::map<std::string, std::string>& parameters,
@@ -44,7 +45,8 @@ class RankTeam {
   int size_ = 1;
   int rank_ = -1;  ///< -1: all ranks are threads of this process
   bool gpu_ = false;
-  std::unique_ptr<Communicator> base_;  ///< under a launcher: carries the ids of the communicators made later
+  std::unique_ptr<Communicator>
+      base_;  ///< under a launcher: carries the ids of the communicators made later
 };
 
 }  // namespace marrow::cli

@@ -41,7 +41,8 @@ const char* name(DeviceClass device) {
 
 Kind kind_of(const std::vector<DeviceUse>& devices) {
   const auto any = [&](DeviceClass wanted) {
-    return std::any_of(devices.begin(), devices.end(), [&](const DeviceUse& use) { return use.device == wanted; });
+    return std::any_of(devices.begin(), devices.end(),
+                       [&](const DeviceUse& use) { return use.device == wanted; });
   };
   if (any(DeviceClass::timing_model)) return Kind::modelled;
   if (any(DeviceClass::cpu_device) || any(DeviceClass::softnic)) return Kind::emulated;
@@ -51,15 +52,17 @@ Kind kind_of(const std::vector<DeviceUse>& devices) {
 
 void check_kind(const Row& row) {
   if (row.devices.empty()) {
-    throw Error(Code::internal, "the row '" + row.what + "' names no device", "name every device that did a step");
+    throw Error(Code::internal, "the row '" + row.what + "' names no device",
+                "name every device that did a step");
   }
   const Kind truth = kind_of(row.devices);
   if (row.kind == truth) return;
   std::vector<std::string> devices;
-  for (const DeviceUse& use : row.devices) devices.push_back(use.role + " on " + name(use.device) + " " + use.name);
+  for (const DeviceUse& use : row.devices)
+    devices.push_back(use.role + " on " + name(use.device) + " " + use.name);
   throw Error(Code::internal,
-              format("the row '%s' claims to be '%s', but its devices (%s) make it '%s'", row.what.c_str(),
-                     name(row.kind), join(devices, ", ").c_str(), name(truth)),
+              format("the row '%s' claims to be '%s', but its devices (%s) make it '%s'",
+                     row.what.c_str(), name(row.kind), join(devices, ", ").c_str(), name(truth)),
               "give the row the kind that its devices have");
 }
 
@@ -76,7 +79,8 @@ Statistics statistics_of(std::vector<double> samples) {
   s.max = samples.back();
   s.median = rank(0.5);
   s.p99 = rank(0.99);
-  s.mean = std::accumulate(samples.begin(), samples.end(), 0.0) / static_cast<double>(samples.size());
+  s.mean =
+      std::accumulate(samples.begin(), samples.end(), 0.0) / static_cast<double>(samples.size());
   double squares = 0;
   for (const double x : samples) squares += (x - s.mean) * (x - s.mean);
   s.stddev = samples.size() > 1 ? std::sqrt(squares / static_cast<double>(samples.size() - 1)) : 0;

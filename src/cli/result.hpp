@@ -23,7 +23,8 @@ const char* name(Kind kind);
 
 /// What did a step of the work behind a figure.
 enum class DeviceClass : std::uint8_t { gpu, nic, host, cpu_device, softnic, timing_model };
-const char* name(DeviceClass device);  ///< "gpu", "nic", "host", "cpu device", "softnic", "timing model"
+const char* name(
+    DeviceClass device);  ///< "gpu", "nic", "host", "cpu device", "softnic", "timing model"
 
 struct DeviceUse {
   std::string role;  ///< "kernels", "network", "memory"

@@ -27,6 +27,7 @@ Routing read_routing(const std::string& path, std::uint64_t limit);
 
 /// Skewed as real routers are: expert popularity falls like 1/rank^0.8, and the first 1/16 of the tokens are one
 /// token repeated (warm-up), the worst case.
-Routing generate_routing(std::uint64_t seed, std::uint64_t tokens, std::uint32_t experts, std::uint32_t top_k);
+Routing generate_routing(std::uint64_t seed, std::uint64_t tokens, std::uint32_t experts,
+                         std::uint32_t top_k);
 
 }  // namespace marrow::cli

@@ -16,7 +16,8 @@ KernelLog::KernelLog(const Place& place, int blocks, std::size_t samples)
       sample_(place, samples * sizeof(std::uint64_t)) {}
 
 Log KernelLog::log() const {
-  return {status_.as<std::uint32_t>(), start_.as<std::uint64_t>(), end_.as<std::uint64_t>(), sample_.as<std::uint64_t>()};
+  return {status_.as<std::uint32_t>(), start_.as<std::uint64_t>(), end_.as<std::uint64_t>(),
+          sample_.as<std::uint64_t>()};
 }
 
 void KernelLog::finish(Communicator& comm, const std::string& what) const {
@@ -32,8 +33,9 @@ void KernelLog::finish(Communicator& comm, const std::string& what) const {
                                             : Code::internal,
               format("%s ended with %s on rank %d, block %d", what.c_str(), name(code), comm.rank(),
                      static_cast<int>(worst - status.begin())),
-              code == Status::timeout ? "run with MARROW_DEBUG=INFO; MARROW_WAIT_TIMEOUT bounds each wait"
-                                      : "run with MARROW_DEBUG=INFO to see what happened first");
+              code == Status::timeout
+                  ? "run with MARROW_DEBUG=INFO; MARROW_WAIT_TIMEOUT bounds each wait"
+                  : "run with MARROW_DEBUG=INFO to see what happened first");
 }
 
 std::uint64_t KernelLog::elapsed_ns() const {

@@ -18,7 +18,9 @@ MARROW_HOST_DEVICE inline float stand_in_expert(std::uint32_t expert, float x) {
   return fmaf(scale, x, offset);
 }
 
-MARROW_HOST_DEVICE inline float stand_in_combine(float weight, float row, float sum) { return fmaf(weight, row, sum); }
+MARROW_HOST_DEVICE inline float stand_in_combine(float weight, float row, float sum) {
+  return fmaf(weight, row, sum);
+}
 
 /// Element h of token t: uniform in [-1, 1) with 24 bits, from splitmix64.
 inline float token_value(std::uint64_t seed, std::uint64_t token, std::uint64_t h) {

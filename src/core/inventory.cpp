@@ -23,7 +23,9 @@ void add_gpus(Inventory& all) {
   }
   const std::vector<topology::Gpu> gpus = topology::gpus();
   for (const topology::Gpu& gpu : gpus) {
-    GpuInfo info{gpu.ordinal, gpu.name, gpu.pci, gpu.numa, gpu.memory, base::cat("sm_", gpu.compute_capability), {}};
+    GpuInfo info{gpu.ordinal, gpu.name,   gpu.pci,
+                 gpu.numa,    gpu.memory, base::cat("sm_", gpu.compute_capability),
+                 {}};
     for (const topology::Gpu& other : gpus) {
       if (other.ordinal != gpu.ordinal && topology::gpu_pair(gpu.ordinal, other.ordinal).access) {
         info.reaches.push_back(other.ordinal);
@@ -36,7 +38,9 @@ void add_gpus(Inventory& all) {
 /// Why libibverbs and libmlx5 cannot drive a ConnectX here; empty: they can.
 std::string system_verbs_reason() {
   try {
-    return verbs::provider("system").has_devx() ? "" : "libmlx5 is missing, so its queues cannot be created";
+    return verbs::provider("system").has_devx()
+               ? ""
+               : "libmlx5 is missing, so its queues cannot be created";
   } catch (const Error& error) {
     return error.sentence();
   }
@@ -49,9 +53,12 @@ void add_nics(Inventory& all) {
     info.name = nic.name;
     const bool mlx5 = nic.driver == "mlx5_core";
     info.kind = mlx5 ? "ConnectX (mlx5)" : nic.driver.empty() ? "virtual (soft-RoCE)" : nic.driver;
-    info.state = base::cat(nic.state, nic.rate.empty() ? "" : ", ", nic.rate, nic.link_layer.empty() ? "" : ", ", nic.link_layer);
+    info.state = base::cat(nic.state, nic.rate.empty() ? "" : ", ", nic.rate,
+                           nic.link_layer.empty() ? "" : ", ", nic.link_layer);
     info.numa = nic.numa;
-    info.reason = mlx5 ? missing : "the gda path drives mlx5 devices only; the proxy's verbs network may use it";
+    info.reason =
+        mlx5 ? missing
+             : "the gda path drives mlx5 devices only; the proxy's verbs network may use it";
     info.usable = info.reason.empty();
     all.nics.push_back(std::move(info));
   }
@@ -71,7 +78,8 @@ void add_networks(Inventory& all) {
     NetworkInfo info;
     info.name = network->name;
     try {
-      const proxy::Link link({network, "", nullptr}, nullptr);  // asks it for a device, connects nothing
+      const proxy::Link link({network, "", nullptr},
+                             nullptr);  // asks it for a device, connects nothing
       info.usable = true;
     } catch (const Error& error) {
       info.reason = error.sentence();

@@ -10,14 +10,16 @@
 namespace marrow::cli {
 namespace {
 
-void check_plan(int ranks, std::uint64_t tokens, std::uint32_t experts, std::uint32_t top_k, std::uint32_t wave_tokens) {
+void check_plan(int ranks, std::uint64_t tokens, std::uint32_t experts, std::uint32_t top_k,
+                std::uint32_t wave_tokens) {
   const Routing routing = generate_routing(7, tokens, experts, top_k);
   ASSERT_EQ(routing.tokens(), tokens);
   const Layout layout{ranks, tokens, experts};
   const std::uint32_t cap = wave_tokens * top_k;
   std::multiset<std::pair<std::uint64_t, std::uint32_t>> delivered;
   for (int source = 0; source < ranks; ++source) {
-    for (std::uint32_t wave = 0; std::uint64_t{wave} * wave_tokens < layout.local_tokens(0); ++wave) {
+    for (std::uint32_t wave = 0; std::uint64_t{wave} * wave_tokens < layout.local_tokens(0);
+         ++wave) {
       const WavePlan plan = plan_wave(routing, layout, source, wave, wave_tokens, cap);
       ASSERT_EQ(plan.slot.size(), std::size_t{plan.tokens} * top_k);
       for (int d = 0; d < ranks; ++d) {
@@ -36,7 +38,8 @@ void check_plan(int ranks, std::uint64_t tokens, std::uint32_t experts, std::uin
   }
   EXPECT_EQ(delivered.size(), tokens * top_k);
   for (std::uint64_t t = 0; t < tokens; ++t) {
-    for (std::uint32_t k = 0; k < top_k; ++k) EXPECT_EQ(delivered.count({t, routing.id[t * top_k + k]}), 1u);
+    for (std::uint32_t k = 0; k < top_k; ++k)
+      EXPECT_EQ(delivered.count({t, routing.id[t * top_k + k]}), 1u);
   }
 }
 
@@ -69,14 +72,16 @@ TEST(DemoPlan, OwnersAreBlocksThatDifferByOneAtMost) {
 }
 
 TEST(DemoRouting, IsSkewedSeededAndStartsWithIdenticalTokens) {
-  const Routing a = generate_routing(1, 2048, 64, 8), b = generate_routing(1, 2048, 64, 8), c = generate_routing(2, 2048, 64, 8);
+  const Routing a = generate_routing(1, 2048, 64, 8), b = generate_routing(1, 2048, 64, 8),
+                c = generate_routing(2, 2048, 64, 8);
   EXPECT_EQ(a.id, b.id);
   EXPECT_NE(a.id, c.id);
   std::vector<std::uint64_t> load(64);
   for (const std::uint32_t e : a.id) ++load[e];
   EXPECT_GT(*std::max_element(load.begin(), load.end()), 4 * a.id.size() / 64);
   for (std::uint64_t t = 1; t < 2048 / 16; ++t) {
-    EXPECT_TRUE(std::equal(a.id.begin(), a.id.begin() + 8, a.id.begin() + static_cast<std::ptrdiff_t>(t) * 8));
+    EXPECT_TRUE(std::equal(a.id.begin(), a.id.begin() + 8,
+                           a.id.begin() + static_cast<std::ptrdiff_t>(t) * 8));
   }
 }
 

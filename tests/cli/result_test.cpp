@@ -70,13 +70,16 @@ TEST(Statistics, OfKnownSamples) {
 }
 
 TEST(Numbers, SizesListsAndRanges) {
-  EXPECT_EQ(parse_sizes("--sizes", "8,1K,64K..256K"), (std::vector<std::uint64_t>{8, 1024, 65536, 131072, 262144}));
+  EXPECT_EQ(parse_sizes("--sizes", "8,1K,64K..256K"),
+            (std::vector<std::uint64_t>{8, 1024, 65536, 131072, 262144}));
   EXPECT_EQ(parse_sizes("--sizes", "1MiB"), (std::vector<std::uint64_t>{1 << 20}));
-  for (const char* bad : {"", "8,", "K", "0", "-8", "8X", "1Kx", "1M..1K", "1..1T", "9999999999G", "8 K"}) {
+  for (const char* bad :
+       {"", "8,", "K", "0", "-8", "8X", "1Kx", "1M..1K", "1..1T", "9999999999G", "8 K"}) {
     EXPECT_THROW(parse_sizes("--sizes", bad), UsageError) << bad;
   }
   EXPECT_EQ(parse_number("--n", "7", 1, 9), 7);
-  for (const char* bad : {"", "0", "10", "7x", "1e1", "99999999999999999999"}) EXPECT_THROW(parse_number("--n", bad, 1, 9), UsageError) << bad;
+  for (const char* bad : {"", "0", "10", "7x", "1e1", "99999999999999999999"})
+    EXPECT_THROW(parse_number("--n", bad, 1, 9), UsageError) << bad;
 }
 
 TEST(Table, ColumnsLineUp) {

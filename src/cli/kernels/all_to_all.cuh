@@ -26,14 +26,16 @@ MARROW_DEVICE Status small_all_to_all(const AllToAllArguments& a) {
   const Lsa lsa(a.comm);
   const std::uint64_t words = a.chunk / 8;
   const std::uint64_t set = (a.epoch & 1) * static_cast<std::uint64_t>(n) * a.cells_per_peer;
-  const std::uint64_t first = static_cast<std::uint64_t>(block_index()) * block_size() + thread_index();
+  const std::uint64_t first =
+      static_cast<std::uint64_t>(block_index()) * block_size() + thread_index();
   const std::uint64_t stride = static_cast<std::uint64_t>(grid_size()) * block_size();
   const auto* input = reinterpret_cast<const std::uint64_t*>(a.input.local);
   auto* output = reinterpret_cast<std::uint64_t*>(a.output.local);
   // Remote chunks first: they are under way while we copy our own.
   for (int step = 1; step < n; ++step) {
     const int peer = (me + step) % n;
-    auto* cells = lsa.pointer<Cell16>(a.cells, (set + static_cast<std::uint64_t>(me) * a.cells_per_peer) * 16, peer);
+    auto* cells = lsa.pointer<Cell16>(
+        a.cells, (set + static_cast<std::uint64_t>(me) * a.cells_per_peer) * 16, peer);
     if (!cells) return Status::invalid;
     for (std::uint64_t i = first; i < words; i += stride) {
       store_cell(cells + i, Cell16{input[static_cast<std::uint64_t>(peer) * words + i], a.epoch});
@@ -44,7 +46,8 @@ MARROW_DEVICE Status small_all_to_all(const AllToAllArguments& a) {
   Status status = Status::ok;
   for (int step = 1; step < n; ++step) {
     const int peer = (me + n - step) % n;
-    const auto* cells = reinterpret_cast<const Cell16*>(a.cells.local) + set + static_cast<std::uint64_t>(peer) * a.cells_per_peer;
+    const auto* cells = reinterpret_cast<const Cell16*>(a.cells.local) + set +
+                        static_cast<std::uint64_t>(peer) * a.cells_per_peer;
     for (std::uint64_t i = first; i < words && status == Status::ok; i += stride) {
       Cell16 cell{};
       status = wait_until(
@@ -78,19 +81,22 @@ MARROW_DEVICE Status large_all_to_all(const AllToAllArguments& a) {
     const Share share = share_of(a.chunk, slice / n, a.blocks_per_peer);
     status = gin.wait_signal(3 + peer, a.epoch, Block{});
     if (status != Status::ok) break;
-    status = gin.put(peer, a.output, static_cast<std::uint64_t>(me) * a.chunk + share.offset, a.input,
-                     static_cast<std::uint64_t>(peer) * a.chunk + share.offset, share.bytes, SignalAdd{3 + n + me}, Block{});
+    status = gin.put(peer, a.output, static_cast<std::uint64_t>(me) * a.chunk + share.offset,
+                     a.input, static_cast<std::uint64_t>(peer) * a.chunk + share.offset,
+                     share.bytes, SignalAdd{3 + n + me}, Block{});
   }
   status = Block{}.agree(status);
   for (int s = block_index(); s < n && status == Status::ok; s += grid_size()) {
-    status = gin.wait_signal(3 + n + s, a.epoch * static_cast<std::uint64_t>(a.blocks_per_peer), Block{});
+    status = gin.wait_signal(3 + n + s, a.epoch * static_cast<std::uint64_t>(a.blocks_per_peer),
+                             Block{});
   }
   // The input may change after the launch.
   if (status == Status::ok) status = gin.flush(Block{});
   return status;
 }
 
-MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) all_to_all_kernel(const MARROW_GRID_CONSTANT AllToAllArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
+    all_to_all_kernel(const MARROW_GRID_CONSTANT AllToAllArguments a) {
   begin(a.log);
   finish(a.log, a.small ? small_all_to_all(a) : large_all_to_all(a));
 }

@@ -16,7 +16,8 @@
   X(launch_all_to_all, all_to_all_kernel, AllToAllArguments)
 
 namespace marrow::cli {
-#define MARROW_CLI_DECLARE(function, kernel, Arguments) void function(const Place&, Shape, const Arguments&);
+#define MARROW_CLI_DECLARE(function, kernel, Arguments) \
+  void function(const Place&, Shape, const Arguments&);
 namespace by_gxx {
 MARROW_CLI_KERNELS(MARROW_CLI_DECLARE)
 }
@@ -26,7 +27,7 @@ MARROW_CLI_KERNELS(MARROW_CLI_DECLARE)
 #undef MARROW_CLI_DECLARE
 }  // namespace marrow::cli
 
-#define MARROW_CLI_DEFINE(function, kernel, Arguments)                           \
-  void function(const Place& place, Shape shape, const Arguments& arguments) {   \
-    launch(place, shape.blocks, shape.threads, 0, kernel, arguments);            \
+#define MARROW_CLI_DEFINE(function, kernel, Arguments)                         \
+  void function(const Place& place, Shape shape, const Arguments& arguments) { \
+    launch(place, shape.blocks, shape.threads, 0, kernel, arguments);          \
   }

@@ -25,21 +25,24 @@ MARROW_DEVICE Share share_of(std::uint64_t bytes, int block, int blocks) {
 
 /// Signal 1 at the target: one add a block and launch when its puts are done; signal 2 at the initiator:
 /// the target has seen them all. A block's strong signal covers its own puts.
-MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) stream_kernel(const MARROW_GRID_CONSTANT StreamArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
+    stream_kernel(const MARROW_GRID_CONSTANT StreamArguments a) {
   begin(a.log);
   const Gin gin(a.comm, 0);
   Status status = Status::ok;
   if (a.initiator) {
     const Share mine = share_of(a.bytes, block_index(), grid_size());
     for (std::uint32_t i = 0; i < a.iterations && status == Status::ok && mine.bytes; ++i) {
-      status = a.get ? gin.get(a.peer, a.window, mine.offset, a.local, mine.offset, mine.bytes, Block{})
-                     : gin.put(a.peer, a.window, mine.offset, a.local, mine.offset, mine.bytes, Block{});
+      status =
+          a.get ? gin.get(a.peer, a.window, mine.offset, a.local, mine.offset, mine.bytes, Block{})
+                : gin.put(a.peer, a.window, mine.offset, a.local, mine.offset, mine.bytes, Block{});
     }
     if (a.get) {
       if (status == Status::ok) status = gin.flush(Block{});
     } else {
       if (status == Status::ok) status = gin.signal(a.peer, SignalAdd{1}, Block{});
-      if (block_index() == 0 && status == Status::ok) status = gin.wait_signal(2, a.round + 1, Block{});
+      if (block_index() == 0 && status == Status::ok)
+        status = gin.wait_signal(2, a.round + 1, Block{});
     }
   } else if (!a.get && block_index() == 0) {
     status = gin.wait_signal(1, (a.round + 1) * a.initiator_blocks, Block{});
@@ -61,7 +64,8 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) get_kernel(const MARROW_GRID_CONSTANT G
   finish(a.log, status);
 }
 
-MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) barrier_kernel(const MARROW_GRID_CONSTANT BarrierArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
+    barrier_kernel(const MARROW_GRID_CONSTANT BarrierArguments a) {
   begin(a.log);
   const Barrier barrier(a.comm, team_world(a.comm), 0);
   Status status = Status::ok;

@@ -35,12 +35,14 @@ struct ExchangeArguments {
   LocalBufferHandle tokens;   ///< [local tokens][hidden] float: what we send
   LocalBufferHandle experts;  ///< [nranks][cap] u32: expert of each row we send
   LocalBufferHandle results;  ///< [nranks][cap][hidden] float: what our experts computed
-  const std::uint32_t* first = nullptr;   ///< [nranks + 1] where each destination's rows begin in `token`
-  const std::uint32_t* token = nullptr;   ///< [rows] local token of each row we send
-  const std::uint32_t* slot = nullptr;    ///< [wave tokens][top_k] destination * cap + slot of each of a token's rows
-  const float* weight = nullptr;          ///< [wave tokens][top_k]
-  float* output = nullptr;                ///< [wave tokens][hidden]
-  std::uint64_t count_at = 0;             ///< byte offsets in the window
+  const std::uint32_t* first =
+      nullptr;  ///< [nranks + 1] where each destination's rows begin in `token`
+  const std::uint32_t* token = nullptr;  ///< [rows] local token of each row we send
+  const std::uint32_t* slot =
+      nullptr;  ///< [wave tokens][top_k] destination * cap + slot of each of a token's rows
+  const float* weight = nullptr;  ///< [wave tokens][top_k]
+  float* output = nullptr;        ///< [wave tokens][hidden]
+  std::uint64_t count_at = 0;     ///< byte offsets in the window
   std::uint64_t expert_at = 0;
   std::uint64_t rows_at = 0;
   std::uint64_t return_at = 0;
@@ -108,11 +110,12 @@ struct BarrierArguments {
 /// One all-to-all: chunk r of our input becomes chunk `our rank` of rank r's output.
 struct AllToAllArguments {
   DeviceCommunicator comm;
-  WindowHandle output;         ///< [nranks] chunks; the large form puts straight into it
-  WindowHandle cells;          ///< [2][nranks][cells_per_peer] cells of 16 bytes; the small form
-  LocalBufferHandle input;     ///< [nranks] chunks
-  std::uint64_t chunk = 0;     ///< bytes for each rank
-  std::uint64_t epoch = 0;     ///< 1, 2, ...: launches so far on this device communicator, this one included
+  WindowHandle output;      ///< [nranks] chunks; the large form puts straight into it
+  WindowHandle cells;       ///< [2][nranks][cells_per_peer] cells of 16 bytes; the small form
+  LocalBufferHandle input;  ///< [nranks] chunks
+  std::uint64_t chunk = 0;  ///< bytes for each rank
+  std::uint64_t epoch =
+      0;  ///< 1, 2, ...: launches so far on this device communicator, this one included
   std::uint64_t cells_per_peer = 0;
   std::int32_t blocks_per_peer = 1;  ///< large form
   bool small = false;

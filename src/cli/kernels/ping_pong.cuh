@@ -15,7 +15,8 @@ inline namespace cpu_device {
 
 /// Sends round number `round` (from 1); the answer or next ball is recognised by it.
 template <class Coop>
-MARROW_DEVICE Status serve(const PingPongArguments& a, const Gin<>& gin, std::uint64_t round, const Coop& coop) {
+MARROW_DEVICE Status serve(const PingPongArguments& a, const Gin<>& gin, std::uint64_t round,
+                           const Coop& coop) {
   switch (a.ping) {
     case Ping::put: return gin.put(a.peer, a.window, 0, a.source, 0, a.bytes, SignalAdd{0}, coop);
     case Ping::put_value: {
@@ -37,7 +38,8 @@ MARROW_DEVICE Status serve(const PingPongArguments& a, const Gin<>& gin, std::ui
 }
 
 template <class Coop>
-MARROW_DEVICE Status receive(const PingPongArguments& a, const Gin<>& gin, std::uint64_t round, const Coop& coop) {
+MARROW_DEVICE Status receive(const PingPongArguments& a, const Gin<>& gin, std::uint64_t round,
+                             const Coop& coop) {
   if (a.ping != Ping::packet) return gin.wait_signal(0, round, coop);
   Status status = Status::ok;
   const int packets = static_cast<int>(a.bytes / 8);
@@ -66,15 +68,18 @@ MARROW_DEVICE Status rally(const PingPongArguments& a, const Coop& coop) {
     if (coop.rank() == 0) a.log.sample[i] = cycle_clock() - start;
   }
   if (coop.rank() == 0) {
-    const double ns_per_cycle = static_cast<double>(now_ns() - first_ns) / static_cast<double>(cycle_clock() - first_cycle);
+    const double ns_per_cycle =
+        static_cast<double>(now_ns() - first_ns) / static_cast<double>(cycle_clock() - first_cycle);
     for (std::uint32_t i = 0; i < a.iterations; ++i) {
-      a.log.sample[i] = static_cast<std::uint64_t>(static_cast<double>(a.log.sample[i]) * ns_per_cycle + 0.5);
+      a.log.sample[i] =
+          static_cast<std::uint64_t>(static_cast<double>(a.log.sample[i]) * ns_per_cycle + 0.5);
     }
   }
   return status;
 }
 
-MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) ping_pong_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
+    ping_pong_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
   begin(a.log);
   // A lone thread skips every group barrier.
   finish(a.log, block_size() == 1 ? rally(a, Thread{}) : rally(a, Block{}));
