@@ -34,6 +34,8 @@ void SymmetricBlock::map_peers() {
   peers_ = comm_.share(arena_, block_);
   std::vector<std::uint64_t> addresses(peers_.size());
   for (std::size_t r = 0; r < peers_.size(); ++r) addresses[r] = reinterpret_cast<std::uint64_t>(peers_[r].device);
+  const auto first = static_cast<std::size_t>(comm_.plan().lsa_first[comm_.rank()]);
+  for (std::size_t i = 0; i < kNear && first + i < addresses.size(); ++i) handle_.near[i] = addresses[first + i];
   handle_.lsa = arena_.upload(std::span<const std::uint64_t>(addresses));
 }
 

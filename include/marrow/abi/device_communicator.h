@@ -21,7 +21,11 @@ MARROW_HOST_DEVICE constexpr const char* name(Path path) {
 /// Who may post on one context's queues at once. thread: one thread at a time (no atomics).
 enum class Sharing : std::uint8_t { thread = 0, block = 1, device = 2 };
 
-/// A registered memory region of every rank, by value. 80 bytes.
+/// Members of our lsa team whose addresses travel in the handle itself: a kernel's parameters are read
+/// at no cost, while a table in memory costs an access to L2 after each acquire.
+inline constexpr int kNear = 8;
+
+/// A registered memory region of every rank, by value. 144 bytes.
 struct WindowHandle {
   std::uint32_t abi = 0;            ///< kAbiVersion of the host that made it
   std::uint32_t id = 0;             ///< index in the communicator's table; what proxy descriptors carry
@@ -36,8 +40,9 @@ struct WindowHandle {
   std::uint8_t host_memory = 0;     ///< 1: the memory is host memory
   std::uint16_t reserved0 = 0;
   std::uint64_t reserved1[2] = {};
+  std::uint64_t near[kNear] = {};   ///< lsa[lsa_first + i] for the first members of our lsa team; 0: look in lsa
 };
-static_assert(sizeof(WindowHandle) == 80);
+static_assert(sizeof(WindowHandle) == 144);
 
 /// Memory of this rank alone: source of puts, target of gets. 48 bytes.
 struct LocalBufferHandle {
@@ -133,6 +138,6 @@ struct DeviceCommunicator {
   std::uint64_t* look = nullptr;
   std::uint64_t reserved[3] = {};
 };
-static_assert(sizeof(DeviceCommunicator) == 56 + 8 + 8 + 8 + 3 * 80 + 8 + 8 + 24 + 8 + 8 + 8 + 32);
+static_assert(sizeof(DeviceCommunicator) == 56 + 8 + 8 + 8 + 3 * 144 + 8 + 8 + 24 + 8 + 8 + 8 + 32);
 
 }  // namespace marrow

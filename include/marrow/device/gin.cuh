@@ -38,7 +38,7 @@ struct Request {
 ///                to windows (they take WindowHandle::atomic_path) only when that path is among them.
 /// Options of operations, in any order: SignalAdd or SignalAt, CounterInc, a coop group (default
 /// Thread), Ordering, Doorbell, Team (peer then counts in that team), Deadline (waiting for queue
-/// space; default MARROW_WAIT_TIMEOUT). All members of a group call together with the same arguments
+/// space; default MARROW_WAIT_TIMEOUT), Scratch (shared memory for bulk copies to load/store peers). All members of a group call together with the same arguments
 /// and get the same Status. Offsets and sizes are bytes.
 template <Path... kOnly>
 class Gin {

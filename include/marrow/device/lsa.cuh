@@ -2,6 +2,7 @@
 // Lsa: plain loads and stores to peers' windows. Order them with signals, barriers, or publish/observe.
 #pragma once
 
+#include "marrow/device/detail/operation.cuh"
 #include "marrow/device/platform.cuh"
 #include "marrow/device/team.cuh"
 
@@ -24,7 +25,7 @@ class Lsa {
     if (static_cast<unsigned>(peer) >= static_cast<unsigned>(comm_.nranks) || offset > window.bytes || !window.lsa) {
       return nullptr;
     }
-    const std::uint64_t base = load_cached(window.lsa + peer);
+    const std::uint64_t base = detail::lsa_base(comm_, window, peer);
     return base ? reinterpret_cast<T*>(base + offset) : nullptr;
   }
 

@@ -12,7 +12,7 @@
 //   words      load_relaxed<S>(p) store_relaxed<S>(p, v) fetch_add_relaxed<S>(p, n)
 //              add_relaxed<S>(p, n) fetch_max_relaxed<S>(p, v) compare_swap_relaxed<S>(p, expected, desired) -> old
 //              load_cached(p)                           read-mostly tables; may lag until the next launch
-//              load_ahead(p) load_data_ahead(p)         a table word, a data word, loaded here and used later
+//              load_data_ahead(p) store_plain(p, v)     a data word, loaded here and used later; an unordered store
 //   observe<S>(p)                 acquire load: what the publisher stored before is visible after it
 //   publish<S>(Store{p, v}...)    GPU: one release fence, then relaxed stores in the order given; CPU: each a release store
 //   publish_add<S>(p, n)          release reduction; no result
@@ -21,6 +21,8 @@
 //   settle<S>()                   orders all earlier stores before all later ones of this thread, whatever the word (cross-context fence)
 //   cells      store_cell(p, Cell16) load_cell(p)       16 aligned bytes at once, relaxed, system scope
 //   copy(dst, src, bytes, rank, size)                   rank's share of a copy by `size` threads, through registers
+//   bulk_copy(dst, src, bytes, scratch, rank, size)     the same by the SM's copy engine where there is one; member 0's copy
+//                                                       is complete when it returns
 //   time       now_ns() (global timer), cycle_clock(), relax(spins) (yields after 64 spins on the CPU)
 //   wait_until(comm, deadline, predicate[, peer])       the only spin loop
 #pragma once
@@ -41,6 +43,13 @@ struct alignas(16) Cell16 {
   std::uint64_t high;
 };
 
+/// Shared memory of the block that an operation may use until its group meets again: the way to bulk
+/// copies. Aligned to 128 bytes; 132 KiB is the most that helps, 9 KiB the least that is used.
+struct Scratch {
+  void* shared = nullptr;
+  std::uint32_t bytes = 0;
+};
+
 /// One word of a publication.
 template <class T>
 struct Store {
@@ -54,6 +63,7 @@ Store(T*, U) -> Store<T>;
 
 #if defined(__CUDACC__)
 #include "marrow/device/platform/gpu.cuh"
+#include "marrow/device/platform/gpu_bulk.cuh"
 #else
 #include "marrow/device/platform/cpu.cuh"
 #endif

@@ -6,9 +6,10 @@
 // e-1, hence has our cells of e-1, which we sent after our kernel of e-2 had read its cells; so nobody still
 // reads the set that epoch e overwrites. Load/store peers only.
 //
-// large: Block puts straight into the peers' output, and one strong signal a block. A rank may overwrite a
-// peer's output only after that peer's launch says that the previous contents are no longer needed: a weak
-// signal at the start.
+// large: the first blocks put one share each straight into a peer's output, with one strong signal; the others
+// copy our own chunk meanwhile. A rank may overwrite a peer's output only after that peer's launch says that the
+// previous contents are no longer needed: a packet at the start. That packet's slot is free again when the peer's
+// data of this launch has arrived here, because every block of the peer that sends waits for the packet first.
 #pragma once
 
 #include "cli/kernels/bulk.cuh"
@@ -63,35 +64,46 @@ MARROW_DEVICE Status small_all_to_all(const AllToAllArguments& a) {
   return status;
 }
 
-/// Signals: ready(s) = 3 + s, landed(s) = 3 + nranks + s.
+/// Signal s: rank s's puts have landed. Packet slot s: rank s's launch is ready for ours.
 MARROW_DEVICE Status large_all_to_all(const AllToAllArguments& a) {
   const Gin gin(a.comm, 0);
   const int n = a.comm.nranks;
   const int me = a.comm.rank;
+  const int block = block_index();
+  const Scratch scratch{a.scratch ? dynamic_shared<std::byte>() : nullptr, a.scratch};
   Status status = Status::ok;
-  if (block_index() == 0) {
+  if (block == grid_size() - 1) {
     for (int p = thread_index(); p < n; p += block_size()) {
-      status = worse(status, gin.signal(p, SignalAdd{3 + me, 1, Strength::weak}));
+      if (p != me) status = worse(status, gin.send_packet(p, me, 0, a.epoch));
     }
   }
-  // Blocks go round the peers so that all links are busy from the start.
-  const int slices = n * a.blocks_per_peer;
-  for (int slice = block_index(); slice < slices && status == Status::ok; slice += grid_size()) {
-    const int peer = (me + 1 + slice % n) % n;
-    const Share share = share_of(a.chunk, slice / n, a.blocks_per_peer);
-    status = gin.wait_signal(3 + peer, a.epoch, Block{});
-    if (status != Status::ok) break;
-    status = gin.put(peer, a.output, static_cast<std::uint64_t>(me) * a.chunk + share.offset,
-                     a.input, static_cast<std::uint64_t>(peer) * a.chunk + share.offset,
-                     share.bytes, SignalAdd{3 + n + me}, Block{});
+  const int senders = (n - 1) * a.blocks_per_peer;
+  // Neighbouring blocks serve different peers, so that all links are busy from the start. A grid smaller than
+  // the work goes round it.
+  for (int work = block; work < senders + a.own_blocks; work += grid_size()) {
+    if (work < senders) {
+      const int peer = (me + 1 + work % (n - 1)) % n;
+      const Share share = share_of(a.chunk, work / (n - 1), a.blocks_per_peer);
+      if (thread_index() == 0) {
+        std::uint64_t nothing;
+        status = worse(status, gin.receive_packet(peer, a.epoch, &nothing));
+      }
+      status = Block{}.agree(status);
+      if (status != Status::ok) return status;
+      status = gin.put(peer, a.output, static_cast<std::uint64_t>(me) * a.chunk + share.offset, a.input,
+                       static_cast<std::uint64_t>(peer) * a.chunk + share.offset, share.bytes, SignalAdd{me}, scratch, Block{});
+    } else {
+      const Share share = share_of(a.chunk, work - senders, a.own_blocks);
+      const std::uint64_t at = static_cast<std::uint64_t>(me) * a.chunk + share.offset;
+      status = gin.put(me, a.output, at, a.input, at, share.bytes, scratch, Block{});
+    }
+    if (status != Status::ok) return status;
   }
-  status = Block{}.agree(status);
-  for (int s = block_index(); s < n && status == Status::ok; s += grid_size()) {
-    status = gin.wait_signal(3 + n + s, a.epoch * static_cast<std::uint64_t>(a.blocks_per_peer),
-                             Block{});
+  for (int s = block; s < n && status == Status::ok; s += grid_size()) {
+    if (s != me) status = gin.wait_signal(s, a.epoch * static_cast<std::uint64_t>(a.blocks_per_peer), Block{});
   }
   // The input may change after the launch.
-  if (status == Status::ok) status = gin.flush(Block{});
+  if (status == Status::ok && a.flush) status = gin.flush(Block{});
   return status;
 }
 

@@ -29,5 +29,5 @@ MARROW_CLI_KERNELS(MARROW_CLI_DECLARE)
 
 #define MARROW_CLI_DEFINE(function, kernel, Arguments)                         \
   void function(const Place& place, Shape shape, const Arguments& arguments) { \
-    launch(place, shape.blocks, shape.threads, 0, kernel, arguments);          \
+    launch(place, shape.blocks, shape.threads, shape.shared, kernel, arguments);          \
   }

@@ -11,13 +11,13 @@ inline namespace gpu_device {
 inline namespace cpu_device {
 #endif
 
-/// Our block's share of a message, in 16-byte units so that copies stay aligned.
+/// Our block's share of a message, in 128-byte units: NVLink carries whole lines best.
 struct Share {
   std::uint64_t offset;
   std::uint64_t bytes;
 };
 MARROW_DEVICE Share share_of(std::uint64_t bytes, int block, int blocks) {
-  const std::uint64_t each = ((bytes + blocks - 1) / blocks + 15) / 16 * 16;
+  const std::uint64_t each = ((bytes + blocks - 1) / blocks + 127) / 128 * 128;
   const std::uint64_t first = each * static_cast<std::uint64_t>(block);
   if (first >= bytes) return {bytes, 0};
   return {first, bytes - first < each ? bytes - first : each};

@@ -3,6 +3,7 @@
 // takes the build of the kernel that fits the place (kernels_cpu.cpp by g++, kernels_gpu.cu by nvcc).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "marrow/abi/device_communicator.h"
@@ -15,6 +16,7 @@ namespace marrow::cli {
 struct Shape {
   int blocks = 1;
   int threads = 1;
+  std::size_t shared = 0;  ///< bytes of dynamic shared memory a block
 };
 
 /// Where a kernel leaves its result and its times, in its own device's memory: a store to host memory
@@ -117,7 +119,10 @@ struct AllToAllArguments {
   std::uint64_t epoch =
       0;  ///< 1, 2, ...: launches so far on this device communicator, this one included
   std::uint64_t cells_per_peer = 0;
-  std::int32_t blocks_per_peer = 1;  ///< large form
+  std::int32_t blocks_per_peer = 1;  ///< large form: shares of a peer's chunk, one signal each
+  std::int32_t own_blocks = 1;       ///< large form: shares of our own chunk
+  std::uint32_t scratch = 0;         ///< large form: bytes of shared memory for bulk copies
+  bool flush = true;                 ///< large form: some peer is reached by queue
   bool small = false;
   Log log;
 };

@@ -207,7 +207,7 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window, 
     const Team team = detail::pick(team_world(comm_), options...);
     const SignalAdd action = detail::pick(SignalAdd{}, options...);
     bool plain = (status_ == Status::ok) & (static_cast<unsigned>(peer.value) < static_cast<unsigned>(team.size)) &
-                 (window.abi == kAbiVersion) & (source.abi == kAbiVersion) & (window.lsa != nullptr);
+                 (window.abi == kAbiVersion) & (source.abi == kAbiVersion);
     if constexpr (detail::has<SignalAdd, Options...>) {
       plain = plain & (static_cast<unsigned>(action.id) < static_cast<unsigned>(comm_.signals)) &
               (comm_.atomic_path == Path::lsa);
@@ -219,14 +219,18 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window, 
       coop.sync();
       const int to = team.world_rank(peer.value);
       const std::byte* from = source.local + source_offset;
-      detail::Ahead ahead;
-      ahead.window = load_ahead(window.lsa + to);
-      if constexpr (detail::has<SignalAdd, Options...>) ahead.sync = load_ahead(comm_.sync[0].lsa + to);
-      ahead.has_value = bytes == 8 && (reinterpret_cast<std::uintptr_t>(from) & 7) == 0;
-      if (ahead.has_value) ahead.value = load_data_ahead(reinterpret_cast<const std::uint64_t*>(from));
+      // The source, when it is a word, and the peer's path: two loads in flight at once. After an acquire
+      // each is an access to L2.
+      const bool has_value = bytes == 8 && (reinterpret_cast<std::uintptr_t>(from) & 7) == 0;
+      std::uint64_t value = 0;
+      if (has_value) value = load_data_ahead(reinterpret_cast<const std::uint64_t*>(from));
       if (load_cached(comm_.path + to) == static_cast<std::uint8_t>(Path::lsa)) {
-        const std::uint64_t word = detail::has<SignalAdd, Options...> ? ahead.sync + static_cast<std::uint64_t>(action.id) * 8 : 0;
-        detail::PathLsa::put_directly(comm_, ahead, offset, from, bytes, word, action.n, knobs, coop);
+        std::uint64_t word = 0;
+        if constexpr (detail::has<SignalAdd, Options...>) {
+          word = detail::lsa_base(comm_, comm_.sync[0], to) + static_cast<std::uint64_t>(action.id) * 8;
+        }
+        detail::PathLsa::put_directly(comm_, detail::lsa_base(comm_, window, to) + offset, from, bytes, has_value, value, word,
+                                      action.n, knobs, coop);
         return Status::ok;
       }
     }
@@ -381,10 +385,10 @@ MARROW_DEVICE Status Gin<kOnly...>::send_packet(Index peer, Index slot, std::uin
   if constexpr (detail::compiled_in<kOnly...>(Path::lsa) && !detail::kChecked) {
     // As in put: the short way.
     if ((status_ == Status::ok) & (static_cast<unsigned>(peer.value) < static_cast<unsigned>(comm_.nranks)) &
-        (static_cast<unsigned>(slot.value) < static_cast<unsigned>(comm_.packets)) & (comm_.sync[0].lsa != nullptr)) {
-      const std::uint64_t base = load_ahead(comm_.sync[0].lsa + peer.value);
+        (static_cast<unsigned>(slot.value) < static_cast<unsigned>(comm_.packets))) {
       if (load_cached(comm_.path + peer.value) == static_cast<std::uint8_t>(Path::lsa)) {
-        store_cell(reinterpret_cast<std::byte*>(base) + detail::packet_offset(comm_, slot.value), Cell16{value, epoch});
+        store_cell(detail::PathLsa::address(comm_, comm_.sync[0], peer.value, detail::packet_offset(comm_, slot.value)),
+                   Cell16{value, epoch});
         return Status::ok;
       }
     }
@@ -396,7 +400,7 @@ MARROW_DEVICE Status Gin<kOnly...>::send_packet(Index peer, Index slot, std::uin
   const std::uint64_t offset = detail::packet_offset(comm_, slot.value);
   return on_path(path, [&](auto body) {
     if constexpr (decltype(body)::kPath == Path::lsa) {
-      store_cell(body.address(sync, rank, offset), Cell16{value, epoch});
+      store_cell(body.address(comm_, sync, rank, offset), Cell16{value, epoch});
       return Status::ok;
     } else {
       // Two 64-bit cells of {32 data, 32 epoch}: each lands whole, the pair need not.

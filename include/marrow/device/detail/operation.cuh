@@ -24,14 +24,12 @@ inline namespace cpu_device {
 #endif
 namespace detail {
 
-/// What a put by lsa reads besides the peer's path, all loaded at once: after an acquire each is an
-/// access to L2 (0.14 us on H200), and one after the other they would cost half a fence.
-struct Ahead {
-  std::uint64_t window = 0;  ///< WindowHandle::lsa of the peer
-  std::uint64_t sync = 0;    ///< the same of DeviceCommunicator::sync[lsa]
-  std::uint64_t value = 0;   ///< the source, when it is 8 aligned bytes
-  bool has_value = false;
-};
+/// Address of the peer's part of a window; 0: not load/store reachable. peer: a rank of the job.
+MARROW_DEVICE std::uint64_t lsa_base(const DeviceCommunicator& comm, const WindowHandle& window, int peer) {
+  const auto place = static_cast<unsigned>(peer - comm.lsa_first);
+  const std::uint64_t near = place < static_cast<unsigned>(kNear) ? window.near[place] : 0;
+  return near ? near : load_cached(window.lsa + peer);
+}
 
 struct PutOp {
   int peer;
@@ -73,6 +71,7 @@ struct Knobs {
   Ordering ordering;
   Doorbell doorbell = Doorbell::now;
   Deadline deadline;
+  Scratch scratch;
 };
 
 /// Byte offset of a packet slot in a sync window: slots follow the signal words, 16-byte aligned.

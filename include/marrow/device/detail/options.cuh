@@ -18,7 +18,8 @@ namespace detail {
 template <class T>
 inline constexpr bool is_option =
     is_coop<T> || std::is_same_v<T, SignalAdd> || std::is_same_v<T, SignalAt> || std::is_same_v<T, CounterInc> ||
-    std::is_same_v<T, Ordering> || std::is_same_v<T, Doorbell> || std::is_same_v<T, Team> || std::is_same_v<T, Deadline>;
+    std::is_same_v<T, Ordering> || std::is_same_v<T, Doorbell> || std::is_same_v<T, Team> || std::is_same_v<T, Deadline> ||
+    std::is_same_v<T, Scratch>;
 
 template <class T, class... Options>
 inline constexpr bool has = (std::is_same_v<T, Options> || ...);
@@ -48,12 +49,13 @@ template <class... Options>
 MARROW_DEVICE Knobs knobs_of(const Options&... options) {
   static_assert((is_option<Options> && ...),
                 "not an option of a Marrow operation: SignalAdd, SignalAt, CounterInc, a coop group, Ordering, "
-                "Doorbell, Team or Deadline");
+                "Doorbell, Team, Deadline or Scratch");
   Knobs knobs;
   knobs.counter = pick(CounterInc{-1}, options...).id;
   knobs.ordering = pick(Ordering{}, options...);
   knobs.doorbell = pick(Doorbell::now, options...);
   knobs.deadline = pick(Deadline{}, options...);
+  knobs.scratch = pick(Scratch{}, options...);
   return knobs;
 }
 

@@ -17,8 +17,9 @@ namespace detail {
 struct PathLsa {
   static constexpr Path kPath = Path::lsa;
 
-  static MARROW_DEVICE std::byte* address(const WindowHandle& window, int peer, std::uint64_t offset) {
-    return reinterpret_cast<std::byte*>(load_cached(window.lsa + peer)) + offset;
+  static MARROW_DEVICE std::byte* address(const DeviceCommunicator& comm, const WindowHandle& window, int peer,
+                                          std::uint64_t offset) {
+    return reinterpret_cast<std::byte*>(lsa_base(comm, window, peer) + offset);
   }
 
   /// The whole group copies; member 0 signals after the group has met. The group has met before the
@@ -26,22 +27,22 @@ struct PathLsa {
   template <class Coop>
   static MARROW_DEVICE Status put(const DeviceCommunicator& comm, int, const PutOp& op, const Then& then,
                                   const Knobs& knobs, const Coop& coop) {
-    copy(address(op.window, op.peer, op.offset), op.source.local + op.source_offset, op.bytes,
-         static_cast<unsigned>(coop.rank()), static_cast<unsigned>(coop.size()));
+    move(address(comm, op.window, op.peer, op.offset), op.source.local + op.source_offset, op.bytes, knobs, coop);
     finish(comm, op.peer, then, knobs, coop);
     return Status::ok;
   }
 
-  /// The same with everything known that there is to look up. word: address of the signal, 0: none.
+  /// The same with everything known that there is to look up.
+  /// @param value  the source, if it is 8 aligned bytes that the caller loaded already
+  /// @param word   address of the signal, 0: none
   template <class Coop>
-  static MARROW_DEVICE void put_directly(const DeviceCommunicator& comm, const Ahead& ahead, std::uint64_t offset,
-                                         const std::byte* from, std::uint64_t bytes, std::uint64_t word, std::uint64_t n,
-                                         const Knobs& knobs, const Coop& coop) {
-    auto* to = reinterpret_cast<std::byte*>(ahead.window + offset);
-    if (ahead.has_value && (reinterpret_cast<std::uintptr_t>(to) & 7) == 0) {
-      if (coop.rank() == 0) *reinterpret_cast<std::uint64_t*>(to) = ahead.value;
+  static MARROW_DEVICE void put_directly(const DeviceCommunicator& comm, std::uint64_t to, const std::byte* from,
+                                         std::uint64_t bytes, bool has_value, std::uint64_t value, std::uint64_t word,
+                                         std::uint64_t n, const Knobs& knobs, const Coop& coop) {
+    if (has_value && (to & 7) == 0) {
+      if (coop.rank() == 0) store_plain(reinterpret_cast<std::uint64_t*>(to), value);
     } else {
-      copy(to, from, bytes, static_cast<unsigned>(coop.rank()), static_cast<unsigned>(coop.size()));
+      move(reinterpret_cast<std::byte*>(to), from, bytes, knobs, coop);
     }
     if (!word && knobs.counter < 0) return;
     coop.sync();  // every member's share is stored before member 0 says so
@@ -55,7 +56,7 @@ struct PathLsa {
                                         std::uint64_t offset, const void* value, std::uint32_t bytes,
                                         const Then& then, const Knobs& knobs, const Coop& coop) {
     coop.sync();
-    if (coop.rank() == 0) store_value(address(window, peer, offset), value, bytes);
+    if (coop.rank() == 0) store_value(address(comm, window, peer, offset), value, bytes);
     finish(comm, peer, then, knobs, coop);
     return Status::ok;
   }
@@ -64,16 +65,15 @@ struct PathLsa {
   static MARROW_DEVICE Status get(const DeviceCommunicator& comm, int, const GetOp& op, const Knobs& knobs,
                                   const Coop& coop) {
     coop.sync();
-    copy(op.target.local + op.target_offset, address(op.window, op.peer, op.offset), op.bytes,
-         static_cast<unsigned>(coop.rank()), static_cast<unsigned>(coop.size()));
+    move(op.target.local + op.target_offset, address(comm, op.window, op.peer, op.offset), op.bytes, knobs, coop);
     finish(comm, op.peer, Then{}, knobs, coop);
     return Status::ok;
   }
 
   /// A reduction at system scope; strong ones release every store that happened before, whatever
   /// the context, and meet the acquire load of wait_signal at the peer.
-  static MARROW_DEVICE Status add(const DeviceCommunicator&, int, int peer, const Then& then, const Knobs& knobs) {
-    add_to(reinterpret_cast<std::uint64_t*>(address(*then.window, peer, then.offset)), then.n, knobs);
+  static MARROW_DEVICE Status add(const DeviceCommunicator& comm, int, int peer, const Then& then, const Knobs& knobs) {
+    add_to(reinterpret_cast<std::uint64_t*>(address(comm, *then.window, peer, then.offset)), then.n, knobs);
     return Status::ok;
   }
 
@@ -92,9 +92,9 @@ struct PathLsa {
 #endif
   }
 
-  static MARROW_DEVICE Status fetch(const DeviceCommunicator&, int, int peer, const FetchOp& op, std::uint64_t* old,
+  static MARROW_DEVICE Status fetch(const DeviceCommunicator& comm, int, int peer, const FetchOp& op, std::uint64_t* old,
                                     const Knobs&) {
-    auto* word = reinterpret_cast<std::uint64_t*>(address(op.window, peer, op.offset));
+    auto* word = reinterpret_cast<std::uint64_t*>(address(comm, op.window, peer, op.offset));
     *old = op.swap ? compare_swap_relaxed<Scope::system>(word, op.compare, op.operand)
                    : fetch_add_relaxed<Scope::system>(word, op.operand);
     return Status::ok;
@@ -110,6 +110,18 @@ struct PathLsa {
   }
 
  private:
+  template <class Coop>
+  static MARROW_DEVICE void move(std::byte* to, const std::byte* from, std::uint64_t bytes, const Knobs& knobs,
+                                 const Coop& coop) {
+    const auto rank = static_cast<unsigned>(coop.rank());
+    const auto size = static_cast<unsigned>(coop.size());
+    if (knobs.scratch.shared) {
+      bulk_copy(to, from, bytes, knobs.scratch, rank, size);
+    } else {
+      copy(to, from, bytes, rank, size);
+    }
+  }
+
   template <class Coop>
   static MARROW_DEVICE void finish(const DeviceCommunicator& comm, int peer, const Then& then, const Knobs& knobs,
                                    const Coop& coop) {

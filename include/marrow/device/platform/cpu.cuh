@@ -154,8 +154,8 @@ MARROW_DEVICE T compare_swap_relaxed(T* p, U expected, V desired) {
 /// The host rewrites such tables while kernels run (a failed peer's path), hence relaxed.
 template <class T>
 MARROW_DEVICE T load_cached(const T* p) { return load_relaxed<Scope::system>(p); }
-MARROW_DEVICE std::uint64_t load_ahead(const std::uint64_t* p) { return load_cached(p); }
 MARROW_DEVICE std::uint64_t load_data_ahead(const std::uint64_t* p) { return *p; }
+MARROW_DEVICE void store_plain(std::uint64_t* p, std::uint64_t v) { *p = v; }
 
 template <Scope, class T>
 MARROW_DEVICE T observe(const T* p) {
@@ -244,6 +244,9 @@ MARROW_DEVICE void copy(void* dst, const void* src, std::size_t bytes, unsigned 
     std::memmove(static_cast<std::byte*>(dst) + begin, static_cast<const std::byte*>(src) + begin,
                  end - begin);
   }
+}
+MARROW_DEVICE void bulk_copy(void* dst, const void* src, std::size_t bytes, const Scratch&, unsigned rank, unsigned size) {
+  copy(dst, src, bytes, rank, size);
 }
 
 }  // namespace cpu_device

@@ -24,7 +24,7 @@ MARROW_DEVICE int block_size() { return static_cast<int>(blockDim.x); }
 MARROW_DEVICE int lane_index() { return static_cast<int>(threadIdx.x & 31u); }
 MARROW_DEVICE constexpr int warp_lanes() { return 32; }
 
-extern __shared__ __align__(16) unsigned char marrow_dynamic_shared[];
+extern __shared__ __align__(128) unsigned char marrow_dynamic_shared[];
 
 /// Block's dynamic shared memory from byte_offset on.
 template <class T>
@@ -202,17 +202,15 @@ MARROW_DEVICE T compare_swap_relaxed(T* p, U expected, V desired) {
 template <class T>
 MARROW_DEVICE T load_cached(const T* p) { return *p; }
 
-/// load_cached, issued here and not where the value is first used: several of these overlap.
-MARROW_DEVICE std::uint64_t load_ahead(const std::uint64_t* p) {
-  std::uint64_t v;
-  asm volatile("ld.global.b64 %0, [%1];" : "=l"(v) : "l"(__cvta_generic_to_global(p)));
-  return v;
-}
-/// The same for data, after this thread's earlier stores.
+/// A data word, loaded here and not where the value is first used, so that loads overlap.
 MARROW_DEVICE std::uint64_t load_data_ahead(const std::uint64_t* p) {
   std::uint64_t v;
   asm volatile("ld.b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
+}
+/// A plain store to a window.
+MARROW_DEVICE void store_plain(std::uint64_t* p, std::uint64_t v) {
+  asm volatile("st.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
 }
 
 template <Scope S, class T>
@@ -278,30 +276,37 @@ MARROW_DEVICE void relax(std::uint32_t) {}
 
 namespace detail {
 
-/// Copies n elements of T, kUnroll loads in flight per thread: one SM needs about 4 x 16 bytes in
-/// flight per thread at 1024 threads to reach its 46 GB/s of NVLink.
+/// kCount elements, all loads in flight before the first store.
+template <int kCount, class T>
+MARROW_DEVICE void copy_some(T* to, const T* from, std::size_t step) {
+  T value[kCount];
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) value[k] = from[k * step];
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) to[k * step] = value[k];
+}
+
+/// Copies n elements of T, 8 loads in flight per thread: one SM needs about 4 x 16 bytes in flight per
+/// thread at 1024 threads to reach its 46 GB/s of NVLink. The rest goes in 4, 2 and 1, because one by
+/// one each would cost a memory latency.
 template <class T>
-MARROW_DEVICE void copy_elements(T* dst, const T* src, std::size_t n, unsigned rank, unsigned size) {
-  constexpr int kUnroll = 8;
-  std::size_t i = rank;
-  for (; i + (kUnroll - 1) * std::size_t{size} < n; i += kUnroll * std::size_t{size}) {
-    T value[kUnroll];
-#pragma unroll
-    for (int k = 0; k < kUnroll; ++k) value[k] = src[i + k * std::size_t{size}];
-#pragma unroll
-    for (int k = 0; k < kUnroll; ++k) dst[i + k * std::size_t{size}] = value[k];
+MARROW_DEVICE void copy_elements(T* to, const T* from, std::size_t n, unsigned rank, unsigned size) {
+  const T* const end = from + n;
+  const std::size_t step = size;
+  from += rank;
+  to += rank;
+  for (; from + 7 * step < end; from += 8 * step, to += 8 * step) copy_some<8>(to, from, step);
+  if (from + 3 * step < end) {
+    copy_some<4>(to, from, step);
+    from += 4 * step;
+    to += 4 * step;
   }
-  if (i >= n) return;
-  // The rest, all loads at once too: one by one they would cost a memory latency each.
-  T value[kUnroll];
-#pragma unroll
-  for (int k = 0; k < kUnroll; ++k) {
-    if (i + k * std::size_t{size} < n) value[k] = src[i + k * std::size_t{size}];
+  if (from + step < end) {
+    copy_some<2>(to, from, step);
+    from += 2 * step;
+    to += 2 * step;
   }
-#pragma unroll
-  for (int k = 0; k < kUnroll; ++k) {
-    if (i + k * std::size_t{size} < n) dst[i + k * std::size_t{size}] = value[k];
-  }
+  if (from < end) *to = *from;
 }
 
 /// Bytes before both sides are aligned, whole elements of T, bytes after.
