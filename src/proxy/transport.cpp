@@ -361,7 +361,7 @@ std::unique_ptr<Transport> Transport::open(bootstrap::Bootstrap& bootstrap, cons
       MARROW_INFO(proxy, "network ", transport->name(), " connects ", bootstrap.nranks(), " ranks");
       return transport;
     } catch (const Error& error) {
-      if (error.code() == Code::aborted || error.code() == Code::mismatch) throw;
+      if (error.code() == Code::aborted || error.code() == Code::mismatch || error.code() == Code::peer_failed) throw;
       reasons += base::cat(reasons.empty() ? "" : "; ", candidate.network->name, ": ", error.sentence());
     }
   }

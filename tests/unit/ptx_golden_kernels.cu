@@ -57,4 +57,17 @@ __global__ void wait_one_signal(DeviceCommunicator comm, Status* out) {
   const Gin<Path::lsa> gin(comm, 0);
   *out = gin.wait_signal(3, 1);
 }
+__global__ void proxy_put_signal(DeviceCommunicator comm, WindowHandle window) {
+  const detail::Then then{&comm.sync[2], 8, 1, true};
+  (void)detail::PathProxy::put(comm, 0, {1, window, 0, Region(window), 0, 4096}, then, {});
+}
+__global__ void proxy_put_released(DeviceCommunicator comm, WindowHandle window) {
+  detail::Knobs knobs;
+  knobs.ordering.released = Ordering::Released::system;
+  (void)detail::PathProxy::put(comm, 0, {1, window, 0, Region(window), 0, 4096}, {}, knobs);
+}
+__global__ void proxy_value_signal(DeviceCommunicator comm, WindowHandle window, Word value) {
+  const detail::Then then{&comm.sync[2], 8, 1, true};
+  (void)detail::PathProxy::put_value(comm, 0, 1, window, 0, &value, 8, then, {});
+}
 }

@@ -162,6 +162,28 @@ TEST_P(PtxGolden, WaitSignalAcquiresAndNeverFences) {
   EXPECT_GE(acquires, 1);
 }
 
+TEST_P(PtxGolden, ProxyPostsFourCellsBehindAtMostOneRelease) {
+  const auto publishing = [&](const std::string& kernel) {
+    List list;
+    for (const std::string& instruction : of(kernel)) {
+      if (instruction.rfind("fence", 0) == 0 || instruction.rfind("st.", 0) == 0) list.push_back(instruction);
+    }
+    return list;
+  };
+  const List cells(4, "st.relaxed.sys.b128");
+  List behind_release = cells;
+  behind_release.insert(behind_release.begin(), release("sys"));
+  const auto without_sharing_store = [&](List list) {
+    // An exclusive queue stores its indices where a shared one has atomics; both are in the code.
+    std::erase(list, "st.relaxed.gpu.b64");
+    return list;
+  };
+  EXPECT_EQ(without_sharing_store(publishing("proxy_put_signal")), behind_release);
+  EXPECT_EQ(without_sharing_store(publishing("proxy_put_released")), cells)
+      << "the caller has released the payload";
+  EXPECT_EQ(without_sharing_store(publishing("proxy_value_signal")), cells) << "an inline value needs no fence";
+}
+
 INSTANTIATE_TEST_SUITE_P(Architectures, PtxGolden, testing::Values("90a", "80"),
                          [](const auto& which) { return std::string("sm_") + which.param; });
 

@@ -102,7 +102,7 @@ struct PathProxy {
         *old = result.low;
       }
     }
-    fetch_add_relaxed<Scope::device>(&ring.fetch_free[slot / 64], std::uint64_t{1} << (slot % 64));
+    add_relaxed<Scope::device>(&ring.fetch_free[slot / 64], std::uint64_t{1} << (slot % 64));
     return status;
   }
 
@@ -267,12 +267,12 @@ struct PathProxy {
           if (static_cast<std::int64_t>(load_relaxed<Scope::device>(&ring.credits)) < wanted) {
             const std::uint64_t seen = observe<Scope::system>(ring.consumed);
             const std::uint64_t before = fetch_max_relaxed<Scope::device>(&ring.consumed_seen, seen);
-            if (seen > before) fetch_add_relaxed<Scope::device>(&ring.credits, seen - before);
+            if (seen > before) add_relaxed<Scope::device>(&ring.credits, seen - before);
             if (static_cast<std::int64_t>(load_relaxed<Scope::device>(&ring.credits)) < wanted) return false;
           }
           const std::uint64_t had = fetch_add_relaxed<Scope::device>(&ring.credits, std::uint64_t{0} - n);
           if (static_cast<std::int64_t>(had) >= wanted) return true;
-          fetch_add_relaxed<Scope::device>(&ring.credits, n);  // somebody was faster
+          add_relaxed<Scope::device>(&ring.credits, n);  // somebody was faster
           return false;
         },
         peer);
