@@ -139,6 +139,8 @@ def _one_ctest(case, gtest_report):
         result = junit(gtest_report)
     else:
         result = _own_count(case.findtext("system-out") or "") or Result(passed=int(not failed), failed=int(failed))
+    if not failed and result.failed:  # a planted bug, and the test says it will fail
+        return Result(passed=1)
     if failed and not result.failed:  # crashed, leaked or ran out of time after its cases
         result.failed += 1
     return result

@@ -3,6 +3,7 @@
 import pathlib
 import sys
 import time
+import xml.etree.ElementTree as xml
 
 import pytest
 
@@ -56,7 +57,6 @@ def test_gtest_reports_are_read(tmp_path, body, expected):
 
 
 def test_a_crash_after_the_cases_is_a_failure(tmp_path):
-    import xml.etree.ElementTree as xml
     report = tmp_path / "r.xml"
     report.write_text('<testsuites><testsuite><testcase status="run" result="completed"/></testsuite></testsuites>')
     case = xml.fromstring('<testcase name="r" status="fail"><failure message=""/></testcase>')
@@ -65,8 +65,14 @@ def test_a_crash_after_the_cases_is_a_failure(tmp_path):
 
 
 def test_a_program_may_count_for_itself(tmp_path):
-    import xml.etree.ElementTree as xml
     text = "5 passed, 0 failed in 0.1 s\n12 passed, 0 failed in 3.0 s\n"
     case = xml.fromstring(f'<testcase name="r" status="run"><system-out>{text}</system-out></testcase>')
     result = harness._one_ctest(case, tmp_path / "none.xml")
     assert (result.passed, result.failed) == (12, 0)
+
+
+def test_a_planted_bug_that_is_caught_is_a_pass(tmp_path):
+    report = tmp_path / "r.xml"
+    report.write_text('<testsuites><testsuite><testcase status="run"><failure/></testcase></testsuite></testsuites>')
+    result = harness._one_ctest(xml.fromstring('<testcase name="r" status="run"/>'), report)
+    assert (result.passed, result.failed) == (1, 0)
