@@ -228,7 +228,13 @@ void Bootstrap::Service::check_agreement() {
 void Bootstrap::Service::send_decisions() {
   Writer out;
   out.number(decided_).ranks(decided_mask_);
-  send_members(FrameType::decide, out.view());
+  for (Connection& connection : connections_) {
+    if (connection.kind != Connection::Kind::member || connection.drop) continue;
+    connection.channel.send(FrameType::decide, out.view());
+    if (!options_.after_decision_sent) continue;
+    connection.channel.write_some();
+    options_.after_decision_sent();
+  }
 }
 
 void Bootstrap::Service::on_decide(Reader in) {

@@ -239,6 +239,44 @@ TEST(Liveness, DeathsAtRandomMomentsNeverSplitTheSurvivors) {
   }
 }
 
+TEST(Liveness, ADecisionThatOneSurvivorHasSeenBindsAll) {
+  // Rank 4 dies; the root dies when it has told `told` of the others that {4} is agreed.
+  for (int told = 1; told <= 3; ++told) {
+    Shared shared;
+    UniqueId id = UniqueId::create();
+    const int n = 5;
+    Processes ranks(n, [&](int rank) {
+      Options setup = options(20000);
+      int count = 0;
+      setup.after_decision_sent = [&] {
+        if (rank == 0 && ++count == told) ::raise(SIGKILL);
+      };
+      Bootstrap bootstrap(id, n, rank, setup);
+      bootstrap.barrier();
+      shared[rank].phase = 1;
+      for (int step = 0; step < 2; ++step) {
+        try {
+          for (;;) bootstrap.barrier(in(10000));
+        } catch (const Error& error) {
+          if (error.code() != Code::peer_failed) return 1;
+        }
+        shared[rank].mask[step] = bits(bootstrap.agree_failures(in(10000)));
+      }
+      bootstrap.barrier(in(10000));
+      bootstrap.close(in(10000));
+      return 0;
+    });
+    take_listener(decode(id).credentials.session);
+    ASSERT_TRUE(shared.wait_up(n));
+    ranks.send(4, SIGKILL);
+    for (int r = 0; r < n; ++r) EXPECT_EQ(ranks.wait(r), r % 4 == 0 ? -SIGKILL : 0) << r;
+    for (int r = 1; r < 4; ++r) {
+      EXPECT_EQ(shared[r].mask[0], 1u << 31 | 1u << 4) << "told " << told << " rank " << r;
+      EXPECT_EQ(shared[r].mask[1], 1u << 31 | 1u << 4 | 1u) << "told " << told << " rank " << r;
+    }
+  }
+}
+
 TEST(Liveness, AStoppedRankIsSlowAndLosesNothing) {
   for (int victim : {0, 2}) {
     Shared shared;
