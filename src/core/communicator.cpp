@@ -14,7 +14,9 @@ namespace marrow::core {
 
 CommunicatorState::CommunicatorState(const UniqueId& id, int nranks, int rank, Config config)
     : config_(std::move(config)) {
+  const base::log::ThreadRank log_rank(rank);
   for (const auto& [name, value] : config_.parameters) parameters_.set(name, value);
+  base::check_parameters(parameters_);
   if (nranks > kMaxRanks) {
     throw Error(Code::invalid_argument, base::cat(nranks, " ranks"), base::cat("use 1 to ", kMaxRanks));
   }
