@@ -159,7 +159,7 @@ class Gin {
                                     const Options&... options) const;
   template <class Coop, class Post>
   MARROW_DEVICE Status post_then(int peer, Path path, const detail::Then& then, Path then_path, const detail::Knobs& knobs,
-                                 const Coop& coop, Post&& post) const;
+                                 const Coop& coop, Post&& post, int action_counter = -1) const;
   template <class... Options>
   MARROW_DEVICE Status fetch(const Index& peer, const detail::FetchOp& op, std::uint64_t* old, const char* operation,
                              const Options&... options) const;

@@ -12,7 +12,8 @@
 //   words      load_relaxed<S>(p) store_relaxed<S>(p, v) fetch_add_relaxed<S>(p, n)
 //              add_relaxed<S>(p, n) fetch_max_relaxed<S>(p, v) compare_swap_relaxed<S>(p, expected, desired) -> old
 //              load_cached(p)                           read-mostly tables; may lag until the next launch
-//              load_data_ahead(p) store_plain(p, v)     a data word, loaded here and used later; an unordered store
+//              load_ahead(p) load_data_ahead(p) store_plain(p, v)   a table byte, a data word, loaded here and used later;
+//                                                       an unordered store.  compute_here(a, b): not later
 //   observe<S>(p)                 acquire load: what the publisher stored before is visible after it
 //   publish<S>(Store{p, v}...)    GPU: one release fence, then relaxed stores in the order given; CPU: each a release store
 //   publish_add<S>(p, n)          release reduction; no result
@@ -88,13 +89,16 @@ MARROW_DEVICE WaitWords wait_words(const DeviceCommunicator& comm) { return {com
 /// How often waiters look at the words the host writes: a read of host memory costs a GPU about 1 us.
 inline constexpr std::uint64_t kLookNs = 10000;
 
-/// control->state, at most about kLookNs old. One waiter of all reads it; the others take what it
-/// found: 4096 threads that read host memory one by one would need 100 us for it.
+/// control->state; what lets a wait go on is at most about kLookNs old. One waiter of all reads it; the
+/// others take what it found: 4096 threads that read host memory one by one would need 100 us for it.
+/// A reason to stop is read again by everybody: what the last reader found may be older than the
+/// agreement that took it back.
 MARROW_DEVICE std::uint64_t control_state(const WaitWords& comm, std::uint64_t now) {
   if (!comm.look) return load_relaxed<Scope::system>(&comm.control->state);
   const std::uint64_t last = load_relaxed<Scope::device>(comm.look);
   if (now - last < kLookNs || compare_swap_relaxed<Scope::device>(comm.look, last, now) != last) {
-    return load_relaxed<Scope::device>(comm.look + 1);
+    const std::uint64_t found = load_relaxed<Scope::device>(comm.look + 1);
+    if ((found & (kControlAborted | kControlPeerFailed)) == 0) return found;
   }
   const std::uint64_t state = load_relaxed<Scope::system>(&comm.control->state);
   store_relaxed<Scope::device>(comm.look + 1, state);

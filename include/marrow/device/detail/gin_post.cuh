@@ -24,8 +24,9 @@ template <Path... kOnly>
 MARROW_DEVICE Gin<kOnly...>::Gin(const DeviceCommunicator& comm, Index context)
     : comm_(comm), context_(context.value), status_(Status::ok) {
   if (comm.abi != kAbiVersion) {
-    // Only the control pointer's place is relied on: it has not moved since ABI 1.
-    store_relaxed<Scope::system>(&comm.control->foreign_abi, std::uint64_t{kAbiVersion});
+    // Only the control pointer's place is relied on: it has not moved since ABI 1. (Null: a handle that
+    // no host made.)
+    if (comm.control) store_relaxed<Scope::system>(&comm.control->foreign_abi, std::uint64_t{kAbiVersion});
     status_ = Status::invalid;
   } else if (static_cast<unsigned>(context_) >= static_cast<unsigned>(comm.contexts)) {
     status_ = detail::violation(comm, context, "Gin", CheckedWhat::context, static_cast<std::uint64_t>(context_),
@@ -150,10 +151,12 @@ MARROW_DEVICE Status Gin<kOnly...>::plan_options(const Index& at, Path path, det
 
 /// Posts an operation and its action so that the action's promise holds when the two take different
 /// paths. post(PathX{}, then, group) posts the operation with an action of its own path.
+/// @param action_counter  what the action counts on when it travels alone; -1: nothing
 template <Path... kOnly>
 template <class Coop, class Post>
 MARROW_DEVICE Status Gin<kOnly...>::post_then(int peer, Path path, const detail::Then& then, Path then_path,
-                                              const detail::Knobs& knobs, const Coop& coop, Post&& post) const {
+                                              const detail::Knobs& knobs, const Coop& coop, Post&& post,
+                                              int action_counter) const {
   const bool fused = !then.window || then_path == path;
   if (then.window && fused && then.strong && comm_.atomic_path != path &&
       detail::compiled_in<kOnly...>(comm_.atomic_path)) {
@@ -187,7 +190,7 @@ MARROW_DEVICE Status Gin<kOnly...>::post_then(int peer, Path path, const detail:
     status = on_path(path, [&](auto body) { return body.flush_remote(comm_, context_, peer, knobs); });
     if (status == Status::ok) {
       detail::Knobs alone = knobs;
-      alone.counter = -1;
+      alone.counter = action_counter;
       status = on_path(then_path, [&](auto body) { return body.add(comm_, context_, peer, then, alone); });
     }
   }
@@ -221,16 +224,20 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window, 
       const std::byte* from = source.local + source_offset;
       // The source, when it is a word, and the peer's path: two loads in flight at once. After an acquire
       // each is an access to L2.
+      const std::uint8_t path = load_ahead(comm_.path + to);
       const bool has_value = bytes == 8 && (reinterpret_cast<std::uintptr_t>(from) & 7) == 0;
       std::uint64_t value = 0;
       if (has_value) value = load_data_ahead(reinterpret_cast<const std::uint64_t*>(from));
-      if (load_cached(comm_.path + to) == static_cast<std::uint8_t>(Path::lsa)) {
-        std::uint64_t word = 0;
-        if constexpr (detail::has<SignalAdd, Options...>) {
-          word = detail::lsa_base(comm_, comm_.sync[0], to) + static_cast<std::uint64_t>(action.id) * 8;
-        }
-        detail::PathLsa::put_directly(comm_, detail::lsa_base(comm_, window, to) + offset, from, bytes, has_value, value, word,
-                                      action.n, knobs, coop);
+      // Meanwhile, the addresses.
+      std::uint64_t base = detail::lsa_base(comm_, window, to) + offset;
+      std::uint64_t word = 0;
+      if constexpr (detail::has<SignalAdd, Options...>) {
+        word = detail::lsa_base(comm_, comm_.sync[0], to) + static_cast<std::uint64_t>(action.id) * 8;
+      }
+      compute_here(base, word);
+      if (path == static_cast<std::uint8_t>(Path::lsa)) {
+        detail::PathLsa::put_directly<detail::has<SignalAdd, Options...>>(comm_, base, from, bytes, has_value, value, word,
+                                                                         action.n, knobs, coop);
         return Status::ok;
       }
     }
@@ -320,6 +327,9 @@ MARROW_DEVICE Status Gin<kOnly...>::add(Index peer, const WindowHandle& window, 
   Path path;
   Status status = resolve(peer, detail::pick(team_world(comm_), options...), "add", &rank, &path);
   if (status == Status::ok) status = check_window(peer, "add", window, offset, 8, 8);
+  detail::Then none;
+  Path same;
+  if (status == Status::ok) status = plan_options(peer, path, &none, &same, options...);
   if (status != Status::ok) return status;
   coop.sync();
   if (coop.rank() == 0) {
@@ -333,6 +343,7 @@ template <Path... kOnly>
 template <class... Options>
 MARROW_DEVICE Status Gin<kOnly...>::fetch(const Index& peer, const detail::FetchOp& op, std::uint64_t* old,
                                           const char* operation, const Options&... options) const {
+  static_assert(!detail::has<CounterInc, Options...>, "a fetch is complete when it returns: it counts on nothing");
   const detail::Knobs knobs = detail::knobs_of(options...);
   int rank;
   Path path;
@@ -375,7 +386,7 @@ MARROW_DEVICE Status Gin<kOnly...>::signal(Index peer, const Action& action, con
     if (!own.window) return Status::ok;
     group.sync();
     return group.rank() == 0 ? body.add(comm_, context_, rank, own, knobs) : Status::ok;
-  });
+  }, knobs.counter);
 }
 
 template <Path... kOnly>
@@ -386,9 +397,12 @@ MARROW_DEVICE Status Gin<kOnly...>::send_packet(Index peer, Index slot, std::uin
     // As in put: the short way.
     if ((status_ == Status::ok) & (static_cast<unsigned>(peer.value) < static_cast<unsigned>(comm_.nranks)) &
         (static_cast<unsigned>(slot.value) < static_cast<unsigned>(comm_.packets))) {
-      if (load_cached(comm_.path + peer.value) == static_cast<std::uint8_t>(Path::lsa)) {
-        store_cell(detail::PathLsa::address(comm_, comm_.sync[0], peer.value, detail::packet_offset(comm_, slot.value)),
-                   Cell16{value, epoch});
+      const std::uint8_t path = load_ahead(comm_.path + peer.value);
+      std::uint64_t cell = detail::lsa_base(comm_, comm_.sync[0], peer.value) + detail::packet_offset(comm_, slot.value);
+      std::uint64_t low = value;
+      compute_here(cell, low);
+      if (path == static_cast<std::uint8_t>(Path::lsa)) {
+        store_cell(reinterpret_cast<void*>(cell), Cell16{low, epoch});
         return Status::ok;
       }
     }

@@ -16,9 +16,6 @@ inline namespace cpu_device {
 template <Path... kOnly>
 MARROW_DEVICE std::uint64_t Gin<kOnly...>::raw_signal(int word) const {
   std::uint64_t sum = 0;
-#if !defined(MARROW_PLANT_WAIT_SIGNAL)
-  if (comm_.feeds == 1) return observe<Scope::system>(reinterpret_cast<const std::uint64_t*>(comm_.sync[0].local) + word);
-#endif
   for (int p = 0; p < kPaths; ++p) {
     if (!(comm_.feeds >> p & 1)) continue;
     const auto* words = reinterpret_cast<const std::uint64_t*>(comm_.sync[p].local);
@@ -48,9 +45,16 @@ MARROW_DEVICE Status Gin<kOnly...>::wait_signal(Index id, std::uint64_t at_least
   if (status != Status::ok) return status;
   if (coop.rank() == 0) {
     const std::uint64_t target = at_least + comm_.signal_base[id.value];
-    status = wait_until(comm_, detail::pick(Deadline{}, options...), [&] {
-      return static_cast<std::int64_t>(raw_signal(id.value) - target) >= 0;
-    });
+    const Deadline deadline = detail::pick(Deadline{}, options...);
+#if !defined(MARROW_PLANT_WAIT_SIGNAL)
+    if (comm_.feeds == 1) {  // one word: nothing between its arrival and our return
+      const auto* word = reinterpret_cast<const std::uint64_t*>(comm_.sync[0].local) + id.value;
+      status = wait_until(comm_, deadline,
+                          [&] { return static_cast<std::int64_t>(observe<Scope::system>(word) - target) >= 0; });
+    } else
+#endif
+      status = wait_until(comm_, deadline,
+                          [&] { return static_cast<std::int64_t>(raw_signal(id.value) - target) >= 0; });
   }
   return coop.agree(status);
 }

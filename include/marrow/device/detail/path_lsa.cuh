@@ -34,8 +34,8 @@ struct PathLsa {
 
   /// The same with everything known that there is to look up.
   /// @param value  the source, if it is 8 aligned bytes that the caller loaded already
-  /// @param word   address of the signal, 0: none
-  template <class Coop>
+  /// @param word   address of the signal
+  template <bool kSignal, class Coop>
   static MARROW_DEVICE void put_directly(const DeviceCommunicator& comm, std::uint64_t to, const std::byte* from,
                                          std::uint64_t bytes, bool has_value, std::uint64_t value, std::uint64_t word,
                                          std::uint64_t n, const Knobs& knobs, const Coop& coop) {
@@ -44,11 +44,12 @@ struct PathLsa {
     } else {
       move(reinterpret_cast<std::byte*>(to), from, bytes, knobs, coop);
     }
-    if (!word && knobs.counter < 0) return;
+    if (!kSignal && knobs.counter < 0) return;
     coop.sync();  // every member's share is stored before member 0 says so
     if (coop.rank() != 0) return;
-    if (word) add_to(reinterpret_cast<std::uint64_t*>(word), n, knobs);
-    if (knobs.counter >= 0) publish_add<Scope::device>(comm.counter[0] + knobs.counter, 1);
+    // Whatever the caller released came before the copy: its stores need a release of their own.
+    if (kSignal) add_to(reinterpret_cast<std::uint64_t*>(word), n, Knobs{});
+    count(comm, knobs);
   }
 
   template <class Coop>
@@ -74,6 +75,7 @@ struct PathLsa {
   /// the context, and meet the acquire load of wait_signal at the peer.
   static MARROW_DEVICE Status add(const DeviceCommunicator& comm, int, int peer, const Then& then, const Knobs& knobs) {
     add_to(reinterpret_cast<std::uint64_t*>(address(comm, *then.window, peer, then.offset)), then.n, knobs);
+    count(comm, knobs);
     return Status::ok;
   }
 
@@ -128,11 +130,12 @@ struct PathLsa {
     if (!then.window && knobs.counter < 0) return;
     coop.sync();  // every member's share is stored before member 0 says so
     if (coop.rank() != 0) return;
-    if (then.window) {
-      Knobs own = knobs;
-      own.ordering = {};  // what the caller released came before the copy: its stores need a release too
-      (void)add(comm, 0, peer, then, own);
-    }
+    // No knobs: what the caller released came before the copy, whose stores need a release too.
+    if (then.window) (void)add(comm, 0, peer, then, Knobs{});
+    count(comm, knobs);
+  }
+
+  static MARROW_DEVICE void count(const DeviceCommunicator& comm, const Knobs& knobs) {
     if (knobs.counter >= 0) publish_add<Scope::device>(comm.counter[0] + knobs.counter, 1);
   }
 

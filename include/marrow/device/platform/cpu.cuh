@@ -154,6 +154,8 @@ MARROW_DEVICE T compare_swap_relaxed(T* p, U expected, V desired) {
 /// The host rewrites such tables while kernels run (a failed peer's path), hence relaxed.
 template <class T>
 MARROW_DEVICE T load_cached(const T* p) { return load_relaxed<Scope::system>(p); }
+MARROW_DEVICE std::uint8_t load_ahead(const std::uint8_t* p) { return load_cached(p); }
+MARROW_DEVICE void compute_here(std::uint64_t&, std::uint64_t&) {}
 MARROW_DEVICE std::uint64_t load_data_ahead(const std::uint64_t* p) { return *p; }
 MARROW_DEVICE void store_plain(std::uint64_t* p, std::uint64_t v) { *p = v; }
 

@@ -202,6 +202,14 @@ MARROW_DEVICE T compare_swap_relaxed(T* p, U expected, V desired) {
 template <class T>
 MARROW_DEVICE T load_cached(const T* p) { return *p; }
 
+/// A table's byte, loaded here and not where the value is first used, so that loads overlap.
+MARROW_DEVICE std::uint8_t load_ahead(const std::uint8_t* p) {
+  std::uint32_t v;
+  asm volatile("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(__cvta_generic_to_global(p)));
+  return static_cast<std::uint8_t>(v);
+}
+/// Has both values ready here, while loads are under way, and not where they are first used.
+MARROW_DEVICE void compute_here(std::uint64_t& a, std::uint64_t& b) { asm volatile("" : "+l"(a), "+l"(b)); }
 /// A data word, loaded here and not where the value is first used, so that loads overlap.
 MARROW_DEVICE std::uint64_t load_data_ahead(const std::uint64_t* p) {
   std::uint64_t v;
