@@ -218,9 +218,11 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window, 
     if constexpr (detail::has<CounterInc, Options...>) {
       plain = plain & (static_cast<unsigned>(knobs.counter) < static_cast<unsigned>(comm_.counters));
     }
+    const int to = team.world_rank(peer.value);
+    const auto place = static_cast<unsigned>(to - comm_.lsa_first);
+    plain = plain & (place < static_cast<unsigned>(comm_.lsa_size)) & (place < static_cast<unsigned>(kNear));
     if (plain) {
       coop.sync();
-      const int to = team.world_rank(peer.value);
       const std::byte* from = source.local + source_offset;
       // The source, when it is a word, and the peer's path: two loads in flight at once. After an acquire
       // each is an access to L2.
@@ -229,10 +231,10 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window, 
       std::uint64_t value = 0;
       if (has_value) value = load_data_ahead(reinterpret_cast<const std::uint64_t*>(from));
       // Meanwhile, the addresses.
-      std::uint64_t base = detail::lsa_base(comm_, window, to) + offset;
+      std::uint64_t base = window.near[place] + offset;
       std::uint64_t word = 0;
       if constexpr (detail::has<SignalAdd, Options...>) {
-        word = detail::lsa_base(comm_, comm_.sync[0], to) + static_cast<std::uint64_t>(action.id) * 8;
+        word = comm_.sync[0].near[place] + static_cast<std::uint64_t>(action.id) * 8;
       }
       compute_here(base, word);
       if (path == static_cast<std::uint8_t>(Path::lsa)) {
@@ -395,10 +397,11 @@ MARROW_DEVICE Status Gin<kOnly...>::send_packet(Index peer, Index slot, std::uin
   Path path;
   if constexpr (detail::compiled_in<kOnly...>(Path::lsa) && !detail::kChecked) {
     // As in put: the short way.
-    if ((status_ == Status::ok) & (static_cast<unsigned>(peer.value) < static_cast<unsigned>(comm_.nranks)) &
+    const auto place = static_cast<unsigned>(peer.value - comm_.lsa_first);
+    if ((status_ == Status::ok) & (place < static_cast<unsigned>(comm_.lsa_size)) & (place < static_cast<unsigned>(kNear)) &
         (static_cast<unsigned>(slot.value) < static_cast<unsigned>(comm_.packets))) {
       const std::uint8_t path = load_ahead(comm_.path + peer.value);
-      std::uint64_t cell = detail::lsa_base(comm_, comm_.sync[0], peer.value) + detail::packet_offset(comm_, slot.value);
+      std::uint64_t cell = comm_.sync[0].near[place] + detail::packet_offset(comm_, slot.value);
       std::uint64_t low = value;
       compute_here(cell, low);
       if (path == static_cast<std::uint8_t>(Path::lsa)) {
