@@ -30,7 +30,7 @@ struct ProxyOptions {
 class ProxyRank {
  public:
   ProxyRank(const UniqueId& id, int nranks, int rank, const ProxyOptions& options)
-      : options_(options), bootstrap_(id, nranks, rank, {{}, options.parameters, std::chrono::milliseconds(5000)}) {
+      : options_(options), bootstrap_(id, nranks, rank, bootstrap_options(options)) {
     arena_ = memory::Arena::create(Place::cpu());
     proxy::Hooks hooks;
     hooks.on_error = [this](int peer, const Error& error) {
@@ -136,6 +136,11 @@ class ProxyRank {
   memory::Block local_block;
 
  private:
+  static bootstrap::Options bootstrap_options(const ProxyOptions& options) {
+    bootstrap::Options result;
+    result.parameters = options.parameters;
+    return result;
+  }
   std::uint64_t* words(std::uint64_t n) {
     return reinterpret_cast<std::uint64_t*>(arena_->allocate(n * 8 + 8, Memory::device).device);
   }
