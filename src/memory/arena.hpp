@@ -31,6 +31,8 @@ class Arena {
   /// Zeroed, page-aligned, exportable by descriptor (block.fd stays the arena's).
   /// @throws Error(out_of_memory | cuda | system)
   virtual Block allocate(std::uint64_t bytes, Memory kind) = 0;
+  /// On a GPU, host memory is given back when the kernels that run now have ended: its registration
+  /// cannot be taken back before. Everything else returns at once.
   virtual void release(const Block& block) = 0;
 
   /// Maps another process's block by its descriptor for our kernels and, for host memory, our CPU
@@ -60,6 +62,8 @@ class Arena {
   /// What is known of memory that somebody else allocated: kind, and a descriptor if it has one.
   /// @throws Error(unsupported) with the reason
   virtual Block adopt(void* pointer, std::uint64_t bytes) = 0;
+  /// Ends one adopt() of this block: gives back its descriptor and registration. The memory stays.
+  virtual void disown(const Block& block) = 0;
 
   /// A copy that kernels read, e.g. a table of peers. Aligned to 256 bytes.
   virtual void* upload(const void* data, std::size_t bytes) = 0;

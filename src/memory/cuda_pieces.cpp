@@ -222,7 +222,8 @@ void enable_peer(const cuda::Context& context, int owner, cuda::DevicePointer ad
       cuda::AccessDescriptor access;
       access.location.id = context.device();
       const Result result = driver().memory_set_access(begin, size, &access, 1);
-      if (result == Result::success) return;
+      // Another rank on our GPU may have asked before: access is then there already.
+      if (result == Result::success || result == Result::already_mapped) return;
       if (handles != 0) {
         check(result, base::cat("giving GPU ", context.device(), " access to memory of GPU ", owner));
       }
