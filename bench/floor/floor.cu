@@ -104,8 +104,10 @@ __global__ void packets(Side s) {
 
 /// Raw push of 16-byte words, 8 loads in flight a thread, an even static split.
 __global__ void push(uint4* to, const uint4* from, std::size_t words, int rounds) {
-  const std::size_t share = words / gridDim.x;
-  const std::size_t begin = share * blockIdx.x;
+  // Whole 128-byte lines: NVLink carries those best.
+  const std::size_t each = (words / gridDim.x + 7) / 8 * 8;
+  const std::size_t begin = each * blockIdx.x < words ? each * blockIdx.x : words;
+  const std::size_t share = words - begin < each ? words - begin : each;
   for (int r = 0; r < rounds; ++r) {
     std::size_t i = begin + threadIdx.x;
     for (; i + 7 * blockDim.x < begin + share; i += 8 * blockDim.x) {
@@ -218,7 +220,7 @@ int main(int argc, char** argv) {
   bench.latency("packet", "one cell", 8, 1, 5000, packets);
   bench.latency("packet", "128 cells", 1024, 128, 5000, packets);
   for (int blocks : {8, 16, 32, 132}) bench.bandwidth(std::size_t{64} << 20, blocks, false);
-  for (int blocks : {8, 32, 132}) bench.bandwidth(std::size_t{64} << 20, blocks, true);
+  for (int blocks : {8, 16, 32, 64, 132}) bench.bandwidth(std::size_t{64} << 20, blocks, true);
   if (!json.empty()) {
     std::FILE* file = std::fopen(json.c_str(), "w");
     if (!file) return 1;
