@@ -136,10 +136,7 @@ class AllToAll {
   }
   Shape choose_shape() {
     const bool gpu = comm_.place().on_gpu();
-    const int threads = x_.options.threads > 0 ? x_.options.threads
-                        : !gpu                 ? 1
-                        : small_               ? 512
-                                               : 128;
+    const int threads = x_.options.threads > 0 ? x_.options.threads : !gpu ? 1 : small_ ? 512 : 128;
     if (small_) {
       const int wanted = static_cast<int>(
           std::clamp<std::uint64_t>(chunk_ / 8 / static_cast<std::uint64_t>(threads), 1, 32));
@@ -150,7 +147,8 @@ class AllToAll {
     const int blocks = x_.options.blocks > 0 ? x_.options.blocks : gpu ? kSenders : 1;
     blocks_per_peer_ = std::max(1, blocks / peers);
     own_blocks_ = gpu ? kOwnBlocks : 1;
-    return {gpu ? blocks_per_peer_ * peers + own_blocks_ : blocks, threads, gpu && load_store_ ? kScratch : 0};
+    return {gpu ? blocks_per_peer_ * peers + own_blocks_ : blocks, threads,
+            gpu && load_store_ ? kScratch : 0};
   }
 
   ExperimentContext& x_;

@@ -90,8 +90,9 @@ MARROW_DEVICE Status large_all_to_all(const AllToAllArguments& a) {
       }
       status = Block{}.agree(status);
       if (status != Status::ok) return status;
-      status = gin.put(peer, a.output, static_cast<std::uint64_t>(me) * a.chunk + share.offset, a.input,
-                       static_cast<std::uint64_t>(peer) * a.chunk + share.offset, share.bytes, SignalAdd{me}, scratch, Block{});
+      status = gin.put(peer, a.output, static_cast<std::uint64_t>(me) * a.chunk + share.offset,
+                       a.input, static_cast<std::uint64_t>(peer) * a.chunk + share.offset,
+                       share.bytes, SignalAdd{me}, scratch, Block{});
     } else {
       const Share share = share_of(a.chunk, work - senders, a.own_blocks);
       const std::uint64_t at = static_cast<std::uint64_t>(me) * a.chunk + share.offset;
@@ -100,7 +101,8 @@ MARROW_DEVICE Status large_all_to_all(const AllToAllArguments& a) {
     if (status != Status::ok) return status;
   }
   for (int s = block; s < n && status == Status::ok; s += grid_size()) {
-    if (s != me) status = gin.wait_signal(s, a.epoch * static_cast<std::uint64_t>(a.blocks_per_peer), Block{});
+    if (s != me)
+      status = gin.wait_signal(s, a.epoch * static_cast<std::uint64_t>(a.blocks_per_peer), Block{});
   }
   // The input may change after the launch.
   if (status == Status::ok && a.flush) status = gin.flush(Block{});

@@ -27,7 +27,7 @@ MARROW_CLI_KERNELS(MARROW_CLI_DECLARE)
 #undef MARROW_CLI_DECLARE
 }  // namespace marrow::cli
 
-#define MARROW_CLI_DEFINE(function, kernel, Arguments)                         \
-  void function(const Place& place, Shape shape, const Arguments& arguments) { \
-    launch(place, shape.blocks, shape.threads, shape.shared, kernel, arguments);          \
+#define MARROW_CLI_DEFINE(function, kernel, Arguments)                           \
+  void function(const Place& place, Shape shape, const Arguments& arguments) {   \
+    launch(place, shape.blocks, shape.threads, shape.shared, kernel, arguments); \
   }
