@@ -17,8 +17,8 @@ class CopyEngine {
   virtual void attach_thread() = 0;
 
   /// Enqueues a copy between any two addresses of host (pinned) and device memory. Copies of one
-  /// engine finish in the order of the calls. A source of at most 64 bytes is taken before the call
-  /// returns and may be any memory.
+  /// engine finish in the order of the calls. A host source of at most 64 bytes is taken before
+  /// the call returns and may be any memory.
   /// @return a ticket for done(); tickets grow
   /// @throws Error(cuda)
   virtual std::uint64_t copy(void* to, const void* from, std::size_t bytes) = 0;

@@ -34,8 +34,8 @@ class CudaCopyEngine final : public CopyEngine {
   std::uint64_t copy(void* to, const void* from, std::size_t bytes) override {
     const std::uint64_t ticket = ++last_;
     if (bytes != 0) {
-      if (bytes <= kSmall) from = take(ticket, from, bytes);
       const cuda::Current current(*context_);
+      if (bytes <= kSmall && !on_device(from)) from = take(ticket, from, bytes);
       cuda::check(cuda::driver().copy_async(reinterpret_cast<cuda::DevicePointer>(to),
                                             reinterpret_cast<cuda::DevicePointer>(from), bytes, stream_.handle()),
                   base::cat("a copy of ", bytes, " bytes on GPU ", context_->device()),
@@ -69,6 +69,14 @@ class CudaCopyEngine final : public CopyEngine {
   static constexpr std::size_t kEvents = 64;
   static constexpr std::size_t kSlots = 1024;
   static constexpr std::size_t kSmall = 64;
+
+  /// GPU memory is read by the copy itself: the CPU cannot, and the operation keeps it until it is complete.
+  static bool on_device(const void* from) {
+    unsigned type = 0;
+    return cuda::driver().pointer_attribute(&type, cuda::PointerAttribute::memory_type,
+                                            reinterpret_cast<cuda::DevicePointer>(from)) == cuda::Result::success &&
+           type == cuda::kMemoryTypeDevice;
+  }
 
   /// Keeps a small source until its copy has read it: its variable may be gone by then.
   const void* take(std::uint64_t ticket, const void* from, std::size_t bytes) {

@@ -5,6 +5,8 @@
 #include <sched.h>
 #include <sys/prctl.h>
 
+#include <algorithm>
+
 #include "base/log.hpp"
 #include "base/text.hpp"
 
@@ -26,9 +28,12 @@ void ProgressThread::run() {
   try {
     if (link_.copy_engine()) link_.copy_engine()->attach_thread();
     std::uint32_t idle = 0;
+    constexpr std::chrono::microseconds kFirstSleep{10};
+    std::chrono::microseconds sleep = std::min(kFirstSleep, policy_.sleep);
     while (!stop_.load(std::memory_order_acquire)) {
       if (engine_.step()) {
         idle = 0;
+        sleep = std::min(kFirstSleep, policy_.sleep);
         continue;
       }
       ++idle;
@@ -37,7 +42,8 @@ void ProgressThread::run() {
       } else if (idle <= policy_.spins + policy_.yields) {
         ::sched_yield();
       } else {
-        std::this_thread::sleep_for(policy_.sleep);
+        std::this_thread::sleep_for(sleep);
+        sleep = std::min(sleep * 2, policy_.sleep);
         idle = policy_.spins + policy_.yields;
       }
     }

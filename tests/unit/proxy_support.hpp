@@ -24,6 +24,7 @@ struct ProxyOptions {
   std::uint64_t window_bytes = 1 << 16;
   std::uint64_t wait_ns = 20'000'000'000;
   base::Parameters parameters;
+  std::function<std::unique_ptr<proxy::CopyEngine>()> make_copy_engine;
 };
 
 /// One rank: bootstrap, transport, a window (id 1), a sync window (id 2), a local buffer (id 100).
@@ -37,6 +38,7 @@ class ProxyRank {
       std::lock_guard lock(mutex_);
       errors_.emplace_back(peer, error);
     };
+    hooks.make_copy_engine = options.make_copy_engine;
     transport_ = proxy::Transport::open(bootstrap_, options.parameters, Place::cpu(), hooks);
     const Requirements& r = options.requirements;
     DeviceCommunicator& c = comm;
@@ -102,8 +104,10 @@ class ProxyRank {
     transport_.reset();
   }
 
-  WindowHandle make_window(std::uint32_t id, std::uint64_t bytes) {
-    const memory::Block block = arena_->allocate(bytes, Memory::host);
+  /// `as_device`: the CPU may not touch it, only kernels and the copy engine.
+  WindowHandle make_window(std::uint32_t id, std::uint64_t bytes, bool as_device = false) {
+    memory::Block block = arena_->allocate(bytes, Memory::host);
+    if (as_device) block.host = nullptr, block.kind = Memory::device;
     transport_->register_window(id, block);
     WindowHandle handle;
     handle.abi = kAbiVersion;
@@ -111,7 +115,7 @@ class ProxyRank {
     handle.bytes = bytes;
     handle.local = block.device;
     handle.atomic_path = Path::proxy;
-    handle.host_memory = 1;
+    handle.host_memory = !as_device;
     return handle;
   }
 
