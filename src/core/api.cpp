@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The public classes: each forwards to the state behind it.
+#include "base/log.hpp"
 #include "base/text.hpp"
 #include "bootstrap/environment.hpp"
 #include "core/device_state.hpp"
@@ -56,9 +57,29 @@ Communicator Communicator::from_environment(Config config) {
   return Communicator(id, launch.nranks, launch.rank, std::move(config));
 }
 
+namespace {
+
+/// The state may live on in a LocalBuffer: peers must not wait for that.
+void close_quietly(const std::shared_ptr<core::CommunicatorState>& state) noexcept {
+  if (!state) return;
+  try {
+    state->close();
+  } catch (const std::exception& error) {
+    MARROW_WARN(core, "closing a communicator: ", error.what());
+  }
+}
+
+}  // namespace
+
 Communicator::Communicator(Communicator&&) noexcept = default;
-Communicator& Communicator::operator=(Communicator&&) noexcept = default;
-Communicator::~Communicator() = default;
+Communicator& Communicator::operator=(Communicator&& other) noexcept {
+  if (this != &other) {
+    close_quietly(state_);
+    state_ = std::move(other.state_);
+  }
+  return *this;
+}
+Communicator::~Communicator() { close_quietly(state_); }
 
 int Communicator::rank() const { return open(state_, "Communicator").rank(); }
 int Communicator::nranks() const { return open(state_, "Communicator").nranks(); }

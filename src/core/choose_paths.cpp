@@ -98,6 +98,9 @@ void CommunicatorState::choose_paths() {
 }
 
 std::vector<PeerInfo> CommunicatorState::peers() const {
+  if (closed_) {
+    throw Error(Code::invalid_argument, "peers() after close()", "ask before you close the communicator");
+  }
   std::vector<PeerInfo> result;
   const int me = bootstrap_->rank();
   for (int r = 0; r < bootstrap_->nranks(); ++r) {

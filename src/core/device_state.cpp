@@ -59,7 +59,10 @@ DeviceState::DeviceState(std::shared_ptr<CommunicatorState> comm, const Requirem
   h.control = comm->control_device();
 
   std::vector<std::uint8_t> paths(comm->nranks());
-  for (int r = 0; r < comm->nranks(); ++r) paths[r] = static_cast<std::uint8_t>(plan.path[rank][r]);
+  const std::vector<bool> masked = comm->bootstrap().mask();
+  for (int r = 0; r < comm->nranks(); ++r) {
+    paths[r] = masked[r] ? kPathFailed : static_cast<std::uint8_t>(plan.path[rank][r]);
+  }
   path_table_ = arena_->upload(std::span<const std::uint8_t>(paths));
   h.path = path_table_;
   h.signal_base = private_words(h.signal_words);
@@ -119,7 +122,12 @@ void DeviceState::connect(CommunicatorState& comm) {
         gda_counters_ = comm.nic()->register_region(counters_[static_cast<int>(Path::gda)], gda::Access::sync);
       });
     }
-    queues_ = comm.nic()->connect(comm.bootstrap(), *arena_, requirements_, counting ? &gda_counters_ : nullptr);
+    try {
+      queues_ = comm.nic()->connect(comm.bootstrap(), *arena_, requirements_, counting ? &gda_counters_ : nullptr);
+    } catch (...) {
+      comm.nic()->deregister(gda_counters_);
+      throw;
+    }
     handle_.gda = queues_->device();
   }
   if (comm.uses(Path::proxy)) {

@@ -29,7 +29,7 @@ std::vector<memory::Block> CommunicatorState::share(memory::Arena& arena, const 
       bootstrap_->exchange_fds(mine.fd >= 0 ? std::span<const int>(&mine.fd, 1) : std::span<const int>());
 
   std::vector<memory::Block> blocks(nranks());
-  together("mapping peers' memory", [&] {
+  const auto map_all = [&] {
     for (int r = 0; r < nranks(); ++r) {
       if (masked_[r] || !plan_.same_team(rank(), r)) continue;
       const BlockRecord& other = records[r];
@@ -52,7 +52,15 @@ std::vector<memory::Block> CommunicatorState::share(memory::Arena& arena, const 
                     "memory with a POSIX descriptor (GPU)");
       }
     }
-  });
+  };
+  try {
+    together("mapping peers' memory", map_all);
+  } catch (...) {
+    for (int r = 0; r < nranks(); ++r) {
+      if (blocks[r].device && r != rank() && !bootstrap_->same_process(r)) arena.release(blocks[r]);
+    }
+    throw;
+  }
   return blocks;
 }
 

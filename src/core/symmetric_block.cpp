@@ -14,20 +14,29 @@ SymmetricBlock::SymmetricBlock(CommunicatorState& comm, memory::Arena& arena, co
   handle_.local = block.device;
   handle_.atomic_path = comm.plan().atomic;
   handle_.host_memory = block.kind == Memory::host;
-  if (paths_ & bit(Path::lsa)) map_peers();
-  // Kernels load the peer's entry before they know its path: the table is always there.
-  if (!handle_.lsa) handle_.lsa = arena_.upload(std::span<const std::uint64_t>(std::vector<std::uint64_t>(peers_.size())));
-  if (paths_ & bit(Path::gda)) register_gda(access);
-  if (paths_ & bit(Path::proxy)) register_proxy();
+  try {
+    if (paths_ & bit(Path::lsa)) map_peers();
+    // Kernels load the peer's entry before they know its path: the table is always there.
+    if (!handle_.lsa) handle_.lsa = arena_.upload(std::span<const std::uint64_t>(std::vector<std::uint64_t>(peers_.size())));
+    if (paths_ & bit(Path::gda)) register_gda(access);
+    if (paths_ & bit(Path::proxy)) register_proxy();
+  } catch (...) {
+    release();  // a refused window leaves nothing behind
+    throw;
+  }
 }
 
-SymmetricBlock::~SymmetricBlock() {
+SymmetricBlock::~SymmetricBlock() { release(); }
+
+void SymmetricBlock::release() {
   if (proxy_registered_) comm_.proxy()->deregister(handle_.id);
+  proxy_registered_ = false;
   if (comm_.nic()) comm_.nic()->deregister(gda_);
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     // Mappings are ours to release; aliases and our own block are not (release ignores them).
     if (r != comm_.rank() && peers_[r].device && !comm_.bootstrap().same_process(r)) arena_.release(peers_[r]);
   }
+  peers_.clear();
 }
 
 void SymmetricBlock::map_peers() {

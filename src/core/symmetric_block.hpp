@@ -34,6 +34,7 @@ class SymmetricBlock {
   void map_peers();
   void register_gda(gda::Access access);
   void register_proxy();
+  void release();
 
   CommunicatorState& comm_;
   memory::Arena& arena_;

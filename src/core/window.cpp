@@ -7,10 +7,23 @@ namespace marrow::core {
 
 WindowState::WindowState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block, bool owned)
     : comm_(comm), block_(block), owned_(owned) {
-  // Load/store pointers are made for the whole team whatever the paths are: Lsa::pointer needs them.
-  symmetric_ = std::make_unique<SymmetricBlock>(*comm, comm->arena(), block_, comm->next_symmetric_id(),
-                                                static_cast<PathBits>(comm->plan().connected() | bit(Path::lsa)),
-                                                gda::Access::data);
+  try {
+    // Load/store pointers are made for the whole team whatever the paths are: Lsa::pointer needs them.
+    symmetric_ = std::make_unique<SymmetricBlock>(*comm, comm->arena(), block_, comm->next_symmetric_id(),
+                                                  static_cast<PathBits>(comm->plan().connected() | bit(Path::lsa)),
+                                                  gda::Access::data);
+  } catch (...) {
+    give_back(*comm);
+    throw;
+  }
+}
+
+void WindowState::give_back(CommunicatorState& comm) {
+  if (owned_) {
+    comm.arena().release(block_);
+  } else {
+    comm.arena().disown(block_);
+  }
 }
 
 void WindowState::close() {
@@ -25,7 +38,7 @@ void WindowState::release() {
   const auto comm = comm_.lock();
   if (!symmetric_) return;
   symmetric_.reset();
-  if (owned_ && comm) comm->arena().release(block_);
+  if (comm) give_back(*comm);
 }
 
 const SymmetricBlock& WindowState::symmetric() const {
@@ -72,30 +85,37 @@ std::shared_ptr<WindowState> CommunicatorState::register_window(void* pointer, s
 
 LocalBufferState::LocalBufferState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block,
                                    std::uint32_t id)
-    : comm_(std::move(comm)) {
+    : comm_(std::move(comm)), block_(block) {
   handle_.abi = kAbiVersion;
   handle_.id = id;
   handle_.bytes = block.bytes;
   handle_.local = block.device;
   handle_.host_memory = block.kind == Memory::host;
-  if (comm_->nic()) {
-    gda_ = comm_->nic()->register_region(block, gda::Access::local);
-    handle_.gda_local = gda_.iova;
-    handle_.gda_lkey = gda_.lkey_be;
-  }
-  if (comm_->proxy()) {
-    if (const std::string why = comm_->proxy()->refuses(block, false); !why.empty()) {
-      if (comm_->nic()) comm_->nic()->deregister(gda_);
-      throw Error(Code::unsupported, base::cat("a local buffer on the proxy path: ", why),
-                  "use host memory, or MARROW_PATH=lsa");
+  try {
+    if (comm_->nic()) {
+      gda_ = comm_->nic()->register_region(block, gda::Access::local);
+      handle_.gda_local = gda_.iova;
+      handle_.gda_lkey = gda_.lkey_be;
     }
-    comm_->proxy()->register_region(handle_.id, block);
+    if (comm_->proxy()) {
+      if (const std::string why = comm_->proxy()->refuses(block, false); !why.empty()) {
+        throw Error(Code::unsupported, base::cat("a local buffer on the proxy path: ", why),
+                    "use host memory, or MARROW_PATH=lsa");
+      }
+      comm_->proxy()->register_region(handle_.id, block);
+    }
+  } catch (...) {
+    release();
+    throw;
   }
 }
 
-LocalBufferState::~LocalBufferState() {
-  if (comm_->proxy()) comm_->proxy()->deregister(handle_.id);
+LocalBufferState::~LocalBufferState() { release(); }
+
+void LocalBufferState::release() {
+  if (comm_->proxy()) comm_->proxy()->deregister(handle_.id);  // nothing, if it was not registered
   if (comm_->nic()) comm_->nic()->deregister(gda_);
+  comm_->arena().disown(block_);
 }
 
 std::uint32_t CommunicatorState::next_local_id() {

@@ -21,9 +21,11 @@ class WindowState {
   const SymmetricBlock& symmetric() const;
 
  private:
+  void give_back(CommunicatorState& comm);
+
   std::weak_ptr<CommunicatorState> comm_;
   memory::Block block_;
-  bool owned_;
+  bool owned_;  ///< else adopted
   std::unique_ptr<SymmetricBlock> symmetric_;
 };
 
@@ -31,10 +33,15 @@ class LocalBufferState {
  public:
   LocalBufferState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block, std::uint32_t id);
   ~LocalBufferState();
+  LocalBufferState(const LocalBufferState&) = delete;
+  LocalBufferState& operator=(const LocalBufferState&) = delete;
   const LocalBufferHandle& handle() const { return handle_; }
 
  private:
+  void release();
+
   std::shared_ptr<CommunicatorState> comm_;
+  memory::Block block_;
   LocalBufferHandle handle_;
   gda::Region gda_;
 };

@@ -3,7 +3,6 @@
 
 #include "memory/cpu_arena.hpp"
 #include "memory/cuda_arena.hpp"
-#include "memory/cuda_arena.hpp"
 
 namespace marrow::memory {
 

@@ -51,6 +51,11 @@ class CpuArena final : public Arena {
     return block;
   }
 
+  void disown(const Block& block) override {
+    std::lock_guard lock(mutex_);
+    std::erase_if(adopted_, [&](const base::Fd& fd) { return block.fd >= 0 && fd.get() == block.fd; });
+  }
+
   void* upload(const void* data, std::size_t bytes) override {
     auto table = std::make_unique<Chunk[]>((bytes + sizeof(Chunk) - 1) / sizeof(Chunk) + 1);
     std::memcpy(table.get(), data, bytes);
@@ -84,11 +89,13 @@ class CpuArena final : public Arena {
   };
 
   Block keep(base::Fd fd, std::uint64_t bytes, std::uint64_t offset) {
+    constexpr std::uint64_t kPage = 4096;
+    const std::uint64_t lead = offset % kPage;  // a mapping starts at a page; adopted memory need not
     Owned owned;
-    owned.mapping = base::Mapping::of_fd(fd.get(), bytes, offset);
+    owned.mapping = base::Mapping::of_fd(fd.get(), bytes + lead, offset - lead);
     owned.fd = std::move(fd);
     Block block;
-    block.device = block.host = owned.mapping.as<std::byte>();
+    block.device = block.host = owned.mapping.as<std::byte>(lead);
     block.bytes = bytes;
     block.kind = Memory::host;
     block.fd = owned.fd.get();

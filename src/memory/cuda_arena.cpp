@@ -132,8 +132,20 @@ class CudaArena final : public Arena {
       block.fd = owned.fd.get();
       block.fd_offset = facts.offset_in_allocation;
     }
-    owned_[block.device] = std::move(owned);
+    // Not among owned_: the same address may be there, or be adopted twice.
+    adopted_.emplace(block.device, std::move(owned));
     return block;
+  }
+
+  void disown(const Block& block) override {
+    std::lock_guard lock(mutex_);
+    auto [at, end] = adopted_.equal_range(block.device);
+    while (at != end && block.fd >= 0 && at->second.fd.get() != block.fd) ++at;
+    if (at == end) return;
+    HostRegistration registration = std::move(at->second.registration);
+    adopted_.erase(at);
+    // Adopted twice, the memory was registered once: it stays so for the one that is left.
+    if (const auto left = adopted_.find(block.device); left != adopted_.end()) left->second.registration = std::move(registration);
   }
 
   void* upload(const void* data, std::size_t bytes) override {
@@ -230,6 +242,7 @@ class CudaArena final : public Arena {
   cuda::Stream stream_;
   std::mutex mutex_;
   std::map<std::byte*, Owned> owned_;
+  std::multimap<std::byte*, Owned> adopted_;
   std::vector<VmmMapping> tables_;
   std::size_t table_used_ = 0;
   Block staging_;

@@ -3,6 +3,10 @@
 // The host core end to end over lsa, ranks as threads: windows, device communicator, errors.
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -166,6 +170,120 @@ TEST(Core, StreamFormsMoveDataOnEveryPath) {
         },
         config);
   }
+}
+
+MARROW_KERNEL count_actions(DeviceCommunicator comm, WindowHandle window, Status* out) {
+  const Gin gin(comm, 0);
+  for (int peer = 0; peer < comm.nranks; ++peer) {
+    out[0] = worse(out[0], gin.signal(peer, SignalAdd{0, 1}, CounterInc{0}));
+    out[1] = worse(out[1], gin.signal(peer, SignalAt{window, 0, 1}, CounterInc{1}));
+    out[2] = worse(out[2], gin.add(peer, window, 8, 1, CounterInc{2}));
+    out[3] = worse(out[3], gin.put(peer, window, 64, window, 128, 8, SignalAt{window, 16, 1}, CounterInc{3}));
+  }
+  for (int c = 0; c < 4; ++c) {
+    out[4] = worse(out[4], gin.wait_counter(c, static_cast<std::uint64_t>(comm.nranks), Deadline{10'000'000'000}));
+    if (gin.read_counter(c) != static_cast<std::uint64_t>(comm.nranks)) out[4] = worse(out[4], Status::invalid);
+  }
+  out[5] = gin.add(0, window, 8, 1, CounterInc{comm.counters}) == Status::invalid ? Status::ok : Status::invalid;
+}
+
+TEST(Core, CountersCountActionsOnEveryPath) {
+  // The last: each pair by another path, so that SignalAt and adds leave the peer's own path.
+  for (const char* path : {"lsa", "gda", "proxy", "lsa,proxy"}) {
+    Config config;
+    config.parameters["MARROW_PATH"] = path;
+    run_ranks(
+        2,
+        [&](Communicator& comm) {
+          Window window = comm.allocate(4096);
+          auto device = comm.device_communicator();
+          std::vector<Status> status(6, Status::ok);
+          launch(comm.place(), 1, 1, 0, count_actions, device.handle(), window.handle(), status.data());
+          EXPECT_EQ(status, std::vector<Status>(6, Status::ok)) << path;
+          comm.barrier();
+        },
+        config);
+  }
+}
+
+MARROW_KERNEL one_barrier(DeviceCommunicator comm, Contexts contexts, Deadline deadline, Status* out) {
+  const Status status = Barrier(comm, team_world(comm), 0).sync(Block{}, contexts, Fence::put, deadline);
+  if (thread_index() == 0) *out = status;
+}
+
+TEST(Core, ABarrierThatFailedOnOneRankStaysInStep) {
+  run_ranks(2, [&](Communicator& comm) {
+    auto device = comm.device_communicator();
+    Status status = Status::ok;
+    // Rank 1's fence fails, so it sends no arrival.
+    const bool bad = comm.rank() == 1;
+    launch(comm.place(), 1, 2, 0, one_barrier, device.handle(), Contexts{0, bad ? 9 : 1}, Deadline{20'000'000}, &status);
+    EXPECT_EQ(status, bad ? Status::invalid : Status::timeout);
+    comm.barrier();
+    for (int i = 0; i < 3; ++i) {
+      launch(comm.place(), 1, 2, 0, one_barrier, device.handle(), Contexts{}, Deadline{10'000'000'000}, &status);
+      EXPECT_EQ(status, Status::ok) << "call " << i;
+    }
+    comm.barrier();
+  });
+}
+
+MARROW_KERNEL put_to_the_dead(DeviceCommunicator comm, WindowHandle window, Status* out) {
+  const Gin gin(comm, 0);
+  out[0] = gin.put(1, window, 0, window, 64, 8, SignalAdd{0, 1});
+  out[1] = gin.signal(1, SignalAdd{0, 1});
+  out[2] = Barrier(comm, team_world(comm), 0).sync(Thread{});
+}
+
+TEST(Core, WhatIsMadeAfterAnAgreementLeavesTheDeadOut) {
+  for (const char* path : {"lsa", "gda", "proxy"}) {
+    Config config;
+    config.parameters["MARROW_PATH"] = path;
+    const UniqueId id = UniqueId::create();
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      try {
+        Communicator comm(id, 2, 1, config);
+        comm.barrier();
+        _exit(0);  // dies as a killed process does: without a close
+      } catch (...) {
+      }
+      _exit(1);
+    }
+    {
+      Communicator comm(id, 2, 0, config);
+      comm.barrier();
+      EXPECT_EQ(waitpid(child, nullptr, 0), child);
+      EXPECT_EQ(comm.agree_failures(), (std::vector<bool>{false, true}));
+      Window window = comm.allocate(4096);
+      auto device = comm.device_communicator();
+      std::vector<Status> status(3, Status::invalid);
+      launch(comm.place(), 1, 1, 0, put_to_the_dead, device.handle(), window.handle(), status.data());
+      EXPECT_EQ(status, (std::vector<Status>{Status::peer_failed, Status::peer_failed, Status::ok})) << path;
+    }
+  }
+}
+
+std::size_t open_files() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+TEST(Core, RegisteredMemoryIsGivenBack) {
+  run_ranks(1, [&](Communicator& comm) {
+    Window window = comm.allocate(1 << 16);
+    auto* bytes = static_cast<std::byte*>(window.data());
+    const std::size_t before = open_files();
+    for (int i = 0; i < 20; ++i) {
+      const LocalBuffer buffer = comm.register_local(bytes, 1 << 12);
+      Window same = comm.register_window(bytes + 24, 1 << 12);
+      bytes[i] = std::byte{1};  // the memory stays
+      same.close();
+    }
+    EXPECT_EQ(open_files(), before);
+  });
 }
 
 TEST(PathPlan, LsaSizeSplitsAHost) {

@@ -284,6 +284,22 @@ TEST(PlatformCpuWait, HostsWordsEndIt) {
   host.join();
 }
 
+TEST(PlatformCpuWait, AnAgreedFailureEndsNoLaterWait) {
+  auto control = std::make_unique<ControlBlock>();
+  std::uint64_t look[2] = {};
+  DeviceCommunicator comm = bare_communicator(control.get());
+  comm.look = look;
+  for (int i = 0; i < 1000; ++i) {
+    // A waiter has just claimed the look, what it will find is not there yet: the last one was a failure,
+    // which the survivors have agreed on since.
+    look[1] = kControlPeerFailed;
+    look[0] = now_ns();
+    ASSERT_EQ(control_status(comm), Status::ok);
+  }
+  std::atomic_ref<std::uint64_t>(control->state).store(kControlPeerFailed, std::memory_order_release);
+  EXPECT_EQ(wait_until(comm, Deadline{5'000'000'000}, [] { return false; }), Status::peer_failed);
+}
+
 void empty_kernel() {}
 TEST(PlatformCpuLaunch, RefusesWhatItCannotRun) {
   const auto code = [](const Place& place, int grid, int block) {

@@ -32,7 +32,9 @@ class Barrier {
 
   /// Every member's group calls this; returns when all have arrived.
   /// @param contexts  whose operations the fence covers
-  /// @return ok, timeout (the arrival was sent and stays sent), peer_failed, aborted, invalid
+  /// @return ok, timeout, peer_failed, aborted, invalid. After timeout and peer_failed the slot stays in
+  ///         step as long as every member makes the same number of calls: an arrival that was not sent,
+  ///         because the fence failed or the queue was full, is sent with that member's next call.
   template <class Coop>
   MARROW_DEVICE Status sync(const Coop& coop, Contexts contexts = {}, Fence fence = Fence::put,
                             Deadline deadline = {}) const {
@@ -50,11 +52,15 @@ class Barrier {
           status = worse(status, one.flush_remote(coop, deadline));
         }
       }
-      if (status != Status::ok) return status;
     }
     const bool alone = comm_.sharing == Sharing::thread;
     const int step = alone ? 1 : coop.size();
     const int begin = alone ? (coop.rank() == 0 ? 0 : team_.size) : coop.rank();
+    if (status != Status::ok) {
+      // Nobody may take our data for visible: no arrival. The call counts all the same.
+      for (int i = begin; i < team_.size; i += step) ++epoch(i);
+      return coop.agree(status);
+    }
     for (int i = begin; i < team_.size; i += step) status = worse(status, arrive(gin, i, fence, deadline));
     for (int i = begin; i < team_.size; i += step) status = worse(status, await(gin, i, deadline));
     return coop.agree(status);
@@ -62,30 +68,38 @@ class Barrier {
 
  private:
   MARROW_DEVICE int word(int source) const { return comm_.signals + slot_.value * comm_.nranks + source; }
+  /// How often member `index` has been waited for: the number of calls.
+  MARROW_DEVICE std::uint64_t& epoch(int index) const { return comm_.signal_shadow[word(team_.world_rank(index))]; }
+  /// How many arrivals that member was sent. (Barrier words are never reset, so their baseline is free.)
+  MARROW_DEVICE std::uint64_t& sent(int index) const { return comm_.signal_base[word(team_.world_rank(index))]; }
 
   MARROW_DEVICE Status arrive(const Gin<>& gin, int index, Fence fence, Deadline deadline) const {
     const int peer = team_.world_rank(index);
     if (peer == comm_.rank) return Status::ok;
+    const std::uint64_t due = epoch(index) + 1;  // loaded together with the path below
+    const std::uint64_t owed = due - sent(index);
     int rank;
     Path path;
     Status status = gin.resolve(peer, team_world(comm_), "Barrier", &rank, &path);
     if (status != Status::ok) return status == Status::peer_failed ? Status::ok : status;
-    const detail::Then then{&comm_.sync[static_cast<int>(path)], static_cast<std::uint64_t>(word(comm_.rank)) * 8, 1,
+    const detail::Then then{&comm_.sync[static_cast<int>(path)], static_cast<std::uint64_t>(word(comm_.rank)) * 8, owed,
                             fence == Fence::put};
     detail::Knobs knobs;
     knobs.deadline = deadline;
-    return gin.post_then(peer, path, then, path, knobs, Thread{}, [&](auto body, const detail::Then& own, const auto&) {
+    status = gin.post_then(peer, path, then, path, knobs, Thread{}, [&](auto body, const detail::Then& own, const auto&) {
       return body.add(comm_, gin.context(), peer, own, knobs);
     });
+    if (status == Status::ok) sent(index) = due;
+    return status;
   }
 
   MARROW_DEVICE Status await(const Gin<>& gin, int index, Deadline deadline) const {
     const int peer = team_.world_rank(index);
     if (peer == comm_.rank || load_cached(comm_.path + peer) == kPathFailed) return Status::ok;
     const int mine = word(peer);
-    const std::uint64_t epoch = ++comm_.signal_shadow[mine];
+    const std::uint64_t wanted = ++epoch(index);
     return wait_until(
-        comm_, deadline, [&] { return static_cast<std::int64_t>(gin.raw_signal(mine) - epoch) >= 0; }, peer);
+        comm_, deadline, [&] { return static_cast<std::int64_t>(gin.raw_signal(mine) - wanted) >= 0; }, peer);
   }
 
   const DeviceCommunicator& comm_;

@@ -18,12 +18,15 @@ class Multimem {
   MARROW_DEVICE explicit Multimem(const DeviceCommunicator& comm) : lsa_(comm), team_(team_lsa(comm)) {}
 
   /// Sum over the lsa team of the element at byte `offset` of each member's window. Orders nothing:
-  /// barrier before, as for any plain load.
+  /// barrier before, as for any plain load. A member whose memory is not mapped (it had failed before the
+  /// window was made) is left out, here and below.
   /// @tparam T  std::uint32_t or std::uint64_t, float, double
   template <class T>
   MARROW_DEVICE T load_reduce(const WindowHandle& window, std::uint64_t offset) const {
     T sum{};
-    for (int i = 0; i < team_.size; ++i) sum += *lsa_.pointer<const T>(window, offset, team_.world_rank(i));
+    for (int i = 0; i < team_.size; ++i) {
+      if (const T* element = lsa_.pointer<const T>(window, offset, team_.world_rank(i))) sum += *element;
+    }
     return sum;
   }
 
@@ -32,7 +35,8 @@ class Multimem {
   MARROW_DEVICE Status reduce_add(const WindowHandle& window, std::uint64_t offset, std::uint64_t n) const {
     if (window.atomic_path != Path::lsa) return Status::invalid;
     for (int i = 0; i < team_.size; ++i) {
-      add_relaxed<Scope::system>(lsa_.pointer<std::uint64_t>(window, offset, team_.world_rank(i)), n);
+      auto* word = lsa_.pointer<std::uint64_t>(window, offset, team_.world_rank(i));
+      if (word) add_relaxed<Scope::system>(word, n);
     }
     return Status::ok;
   }
@@ -40,7 +44,9 @@ class Multimem {
   /// Stores the value at `offset` of each member's window.
   template <class T>
   MARROW_DEVICE void broadcast_store(const WindowHandle& window, std::uint64_t offset, T value) const {
-    for (int i = 0; i < team_.size; ++i) *lsa_.pointer<T>(window, offset, team_.world_rank(i)) = value;
+    for (int i = 0; i < team_.size; ++i) {
+      if (T* element = lsa_.pointer<T>(window, offset, team_.world_rank(i))) *element = value;
+    }
   }
 
  private:
