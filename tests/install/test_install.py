@@ -14,8 +14,9 @@ WORK = ROOT / "build" / "install-test"
 HERE = pathlib.Path(__file__).resolve().parent
 
 
-def run(*command, **kwargs):
-    result = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False, timeout=55, **kwargs)
+def run(*command, timeout=55, **kwargs):
+    result = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False, timeout=timeout,
+                            **kwargs)
     assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
     return result.stdout
 
@@ -126,12 +127,13 @@ def test_uninstall_leaves_nothing(prefix):
     assert not any(p.name == "marrow" for p in target.rglob("*"))
 
 
+@pytest.mark.timeout(600)
 def test_the_static_library_links_alone():
-    """libmarrow.a from an install: find_package brings what it needs. ccache makes this rebuild short."""
+    """libmarrow.a from an install: find_package brings what it needs. ccache has the objects of the release build."""
     tree, target = WORK / "static", WORK / "static-prefix"
     run("cmake", "-S", ROOT, "-B", tree, *generator(), "-DCMAKE_BUILD_TYPE=Release", "-DMARROW_CUDA=OFF",
         "-DMARROW_SHARED=OFF", "-DMARROW_TESTS=OFF")
-    run("cmake", "--build", tree, "--target", "marrow")
+    run("cmake", "--build", tree, "--target", "marrow", timeout=580)
     run("cmake", "--install", tree, "--prefix", target, "--component", "library")
     assert list(target.rglob("libmarrow.a")) and not list(target.rglob("libmarrow.so*"))
     consume(f"-DCMAKE_PREFIX_PATH={target}", WORK / "by-static")
