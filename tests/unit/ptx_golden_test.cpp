@@ -184,6 +184,33 @@ TEST_P(PtxGolden, ProxyPostsFourCellsBehindAtMostOneRelease) {
   EXPECT_EQ(without_sharing_store(publishing("proxy_value_signal")), cells) << "an inline value needs no fence";
 }
 
+// The scope of a gda queue's release is known at run time, so both forms are in the code; one is taken.
+TEST_P(PtxGolden, GdaPostIsOneReleaseThenRecordThenDoorbell) {
+  const auto has_in_order = [](const List& all, const List& wanted) {
+    std::size_t at = 0;
+    for (const std::string& instruction : all) at += at < wanted.size() && instruction == wanted[at];
+    return at == wanted.size();
+  };
+  const List device{release("gpu"), "st.relaxed.gpu.b32", "st.relaxed.sys.b64"};
+  const List system{release("sys"), "st.relaxed.sys.b32", "st.relaxed.sys.b64"};
+  for (const char* kernel : {"gda_put_thread", "gda_put_signal_thread"}) {
+    // One doorbell for WRITE and FETCH_ADD, and nothing atomic: one thread at a time owns the queue.
+    EXPECT_EQ(of(kernel).size(), device.size() + system.size()) << kernel;
+    EXPECT_TRUE(has_in_order(of(kernel), device)) << kernel;
+    EXPECT_TRUE(has_in_order(of(kernel), system)) << kernel;
+  }
+  for (const auto& [kernel, scope] : {std::pair{"gda_put_block", "cta"}, std::pair{"gda_put_device", "gpu"}}) {
+    const std::string s = scope;
+    int atomics = 0;
+    for (const std::string& instruction : of(kernel)) {
+      atomics += instruction.rfind("atom.", 0) == 0 || instruction.rfind("red.", 0) == 0;
+      EXPECT_NE(instruction.rfind("membar", 0), 0u);
+    }
+    EXPECT_EQ(atomics, 1) << kernel << ": the reservation";
+    EXPECT_TRUE(has_in_order(of(kernel), {"ld.relaxed." + s + ".b64", "atom.relaxed." + s + ".cas.b64"})) << kernel;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Architectures, PtxGolden, testing::Values("90a", "80"),
                          [](const auto& which) { return std::string("sm_") + which.param; });
 

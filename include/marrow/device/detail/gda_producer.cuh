@@ -62,8 +62,8 @@ struct Producer : Consumer<kSharing> {
     if constexpr (kExclusive) {
       const std::uint64_t at = q.reserved_index;
       if (!has_room(q, at + n)) {
-        const std::int64_t room = wait_for_room(comm, peer, q, n, deadline, watch);
-        if (room < 0) return static_cast<Status>(-room);
+        const std::int64_t got = room(comm, peer, q, n, deadline, watch);
+        if (got < 0) return static_cast<Status>(-got);
       }
       *first = at;
       q.reserved_index = at + n;
@@ -78,9 +78,9 @@ struct Producer : Consumer<kSharing> {
         }
         at = old;  // somebody else took it, so the loop as a whole advances
       }
-      const std::int64_t room = wait_for_room(comm, peer, q, n, deadline, watch);
-      if (room < 0) return static_cast<Status>(-room);
-      *first = static_cast<std::uint64_t>(room);
+      const std::int64_t got = room(comm, peer, q, n, deadline, watch);
+      if (got < 0) return static_cast<Status>(-got);
+      *first = static_cast<std::uint64_t>(got);
       return Status::ok;
     }
   }
@@ -88,29 +88,14 @@ struct Producer : Consumer<kSharing> {
   /// Makes entries [begin, end), which are written, known to the NIC.
   static MARROW_DEVICE void publish(WaitWords comm, GdaQueue& q, std::uint64_t begin, std::uint64_t end,
                                     bool now) {
-    // A ring half full of deferred entries would leave no room for the one that rings.
-    const std::uint64_t many = (q.mask + 1) >> 1;
     if constexpr (kExclusive) {
       (void)comm;
-      if (now || end - q.posted_index >= many) {
+      if (now || end - q.posted_index >= many(q)) {
         ring(q, end);
         q.posted_index = end;
       }
     } else {
-      if (!wait_for_turn(comm, q, begin)) return;
-      const std::uint64_t posted = load_relaxed<kScope>(&q.posted_index);
-      const bool full = end - posted >= many;
-      if (now || full || q.owed_index > posted) {
-        if (!full && load_relaxed<kScope>(&q.reserved_index) != end) {
-          q.owed_index = end;  // the next in line rings for us
-        } else {
-          ring(q, end);
-          store_relaxed<kScope>(&q.posted_index, end);
-        }
-      }
-      // Publishes our entries, and our stores to record and doorbell, to the next in line: it acquires
-      // ready_index before its own release, which so covers them.
-      marrow::publish<kScope>(Store{&q.ready_index, end});
+      publish_shared(2 * comm.wait_ns, q, begin, end, now);
     }
   }
 
@@ -144,24 +129,58 @@ struct Producer : Consumer<kSharing> {
   }
 
  private:
+  /// A ring half full of deferred entries would leave no room for the one that rings.
+  static MARROW_DEVICE std::uint64_t many(const GdaQueue& q) { return (q.mask + 1) >> 1; }
+
+  /// Not inlined: with three sharing modes it would be most of a kernel's code.
+  static MARROW_DEVICE_COLD void publish_shared(std::uint64_t turn_ns, GdaQueue& q, std::uint64_t begin,
+                                                std::uint64_t end, bool now) {
+    if (!wait_for_turn(turn_ns, q, begin)) return;
+    const std::uint64_t posted = load_relaxed<kScope>(&q.posted_index);
+    const bool full = end - posted >= many(q);
+    if (now || full || q.owed_index > posted) {
+      if (!full && load_relaxed<kScope>(&q.reserved_index) != end) {
+        q.owed_index = end;  // the next in line rings for us
+      } else {
+        ring(q, end);
+        store_relaxed<kScope>(&q.posted_index, end);
+      }
+    }
+    // Publishes our entries, and our stores to record and doorbell, to the next in line: it acquires
+    // ready_index before its own release, which so covers them.
+    marrow::publish<kScope>(Store{&q.ready_index, end});
+  }
+
   static MARROW_DEVICE bool has_room(const GdaQueue& q, std::uint64_t end) {
     return static_cast<std::int64_t>(Base::completed(q) + q.mask + 1 - end) >= 0;
   }
 
-  /// Waits until n entries fit; a shared queue's are then reserved. Everything is passed and returned in
-  /// registers, so that a kernel needs no stack for a call it hardly ever makes.
+  /// Waits until n entries fit; a shared queue's are then reserved.
   /// @return the first index, or minus the Status
-  static MARROW_DEVICE_COLD std::int64_t wait_for_room(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
-                                                       Deadline deadline, GdaQueue* watch) {
+  static MARROW_DEVICE std::int64_t room(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n, Deadline deadline,
+                                         GdaQueue* watch) {
+    if (deadline.ns) comm.wait_ns = deadline.ns;
+    return watch ? wait_for_room_watching(comm, peer, q, n, *watch) : wait_for_room(comm, peer, q, n);
+  }
+  // Few arguments and one result, all in registers: a kernel needs no stack for a call it hardly ever makes.
+  static MARROW_DEVICE_COLD std::int64_t wait_for_room(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n) {
+    return wait_for_room_or(comm, peer, q, n, [] { return Status::timeout; });
+  }
+  static MARROW_DEVICE_COLD std::int64_t wait_for_room_watching(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
+                                                                GdaQueue& watch) {
+    return wait_for_room_or(comm, peer, q, n, [&] { return Base::poll(watch, Base::completed(watch) + 1); });
+  }
+  /// @param failure  > Status::timeout ends the wait with it
+  template <class Failure>
+  static MARROW_DEVICE std::int64_t wait_for_room_or(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
+                                                     Failure&& failure) {
     Status seen = Status::ok;
     std::uint64_t at = 0;
     const Status waited = wait_until(
-        comm, deadline,
+        comm, Deadline{},
         [&] {
-          if (watch) {
-            seen = Base::poll(*watch, Base::completed(*watch) + 1);
-            if (seen > Status::timeout) return true;
-          }
+          seen = failure();
+          if (seen > Status::timeout) return true;
           at = kExclusive ? q.reserved_index : load_relaxed<kScope>(&q.reserved_index);
           if (!has_room(q, at + n)) {
             seen = Base::poll(q, at + n - (q.mask + 1));
@@ -178,13 +197,10 @@ struct Producer : Consumer<kSharing> {
 
   /// Waits for those who reserved before us. They run straight-line code (the counted form waits for
   /// room in between, bounded by its own deadline), so only a thread that died can end this in false.
-  static MARROW_DEVICE bool wait_for_turn(WaitWords comm, const GdaQueue& q, std::uint64_t begin) {
-    // Meets publish(ready_index) of the one before us.
-    return observe<kScope>(&q.ready_index) == begin || spin_for_turn(q.ready_index, begin, 2 * comm.wait_ns);
-  }
-  static MARROW_DEVICE_COLD bool spin_for_turn(const std::uint64_t& ready, std::uint64_t begin, std::uint64_t limit) {
+  static MARROW_DEVICE bool wait_for_turn(std::uint64_t limit, const GdaQueue& q, std::uint64_t begin) {
     std::uint64_t start = 0;
-    for (std::uint32_t spins = 0; observe<kScope>(&ready) != begin; ++spins) {
+    // Meets publish(ready_index) of the one before us.
+    for (std::uint32_t spins = 0; observe<kScope>(&q.ready_index) != begin; ++spins) {
       relax(spins);
       // Not wait_until: an abort must not leave a hole in the queue.
       if ((spins & 1023) != 1023) continue;
@@ -220,7 +236,7 @@ struct Producer : Consumer<kSharing> {
       const auto queue = reinterpret_cast<std::uintptr_t>(&q);
       group = warp_match(group, static_cast<std::uint64_t>(queue) << 16 | n);  // n <= 16384; addresses have 48 bits
     }
-    if (static_cast<std::uint32_t>(count_lanes(group)) * n > (q.mask + 1) >> 1) group = self;
+    if (static_cast<std::uint32_t>(count_lanes(group)) * n > many(q)) group = self;
     const int leader = lowest_lane(group);
     const std::uint32_t total = static_cast<std::uint32_t>(count_lanes(group)) * n;
     std::uint64_t base = 0;
