@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every other command, bad arguments, and the reduced command line."""
+import json
 import re
 
+import jsonschema
 import pytest
-from conftest import ROOT
+from conftest import ROOT, SCHEMA
 
 QUICK = ("--iterations", 20)
 OPERATIONS = {"put": "8,1K", "put_value": "8,24", "get": "8,4K", "signal": None, "packet": "8,64", "barrier": None,
@@ -95,6 +97,29 @@ def test_perf_joins_a_launcher(marrow, tmp_path):
     said = marrow.fails(2, "perf", "signal", "--ranks", "3", env={"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
                                                                     "MARROW_RENDEZVOUS": f"file://{tmp_path}/alone"})
     assert "the launcher started 1 ranks" in said
+
+
+@pytest.mark.parametrize("write", [3, 4])
+def test_perf_finds_a_corrupted_byte(marrow, write):
+    """Of two puts each way, the last one of either rank: its bytes stay."""
+    said = marrow.fails(1, "perf", "put", "--path", "gda", "--sizes", "1K", "--iterations", 1, "--warmup", 1,
+                        env={"MARROW_SOFTNIC": f"corrupt={write}"})
+    assert "1024 bytes" in said and "the data is wrong" in said
+
+
+def test_committed_results_obey_the_schema():
+    for file in sorted((ROOT / "results").rglob("*.json")):
+        jsonschema.validate(json.loads(file.read_text()), SCHEMA, cls=jsonschema.Draft7Validator)
+
+
+@pytest.mark.parametrize("change", [
+    {"kind": "measured"}, {"kind": "modelled"}, {"kind": "measured (host)"}, {"devices": []}, {"unit": "parsecs"}, {"statistics": {}},
+])
+def test_the_schema_itself_refuses_a_kind_that_lies(marrow, change):
+    document = marrow.json("perf", "signal", *QUICK)
+    document["results"][0].update(change)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, SCHEMA, cls=jsonschema.Draft7Validator)
 
 
 def test_info(marrow):
