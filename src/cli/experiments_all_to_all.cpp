@@ -16,8 +16,9 @@ namespace {
 /// Buffers up to this size travel in cells: twice the bytes, but no fence.
 constexpr std::uint64_t kSmallBytes = 256 << 10;
 constexpr int kBatches = 5;
-constexpr int kSenders = 32;
-constexpr int kOwnBlocks = 32;
+constexpr int kSenders = 99;  ///< blocks that push, on a GPU with load/store peers
+constexpr int kOwnBlocks = 32;  ///< blocks that copy our own chunk
+constexpr int kQueueBlocks = 8;
 constexpr std::size_t kScratch = 132 * 1024;  ///< stages of bulk copies
 
 std::uint64_t element(std::uint64_t from, std::uint64_t to, std::uint64_t i, std::uint64_t salt) {
@@ -65,7 +66,6 @@ class AllToAll {
     a.own_blocks = own_blocks_;
     a.scratch = static_cast<std::uint32_t>(shape_.shared);
     a.flush = !load_store_;
-    a.small = small_;
     a.log = log_.log();
   }
 
@@ -78,7 +78,7 @@ class AllToAll {
 
   void launch_once() {
     arguments_.epoch = ++epoch_;
-    launch_all_to_all(comm_.place(), shape_, arguments_);
+    launch_(comm_.place(), shape_, arguments_);
   }
 
   /// us a launch, averaged over a batch and the ranks; one entry a batch.
@@ -136,19 +136,20 @@ class AllToAll {
   }
   Shape choose_shape() {
     const bool gpu = comm_.place().on_gpu();
-    const int threads = x_.options.threads > 0 ? x_.options.threads : !gpu ? 1 : small_ ? 512 : 128;
+    const int threads = x_.options.threads > 0 ? x_.options.threads : !gpu ? 1 : small_ ? 512 : 256;
     if (small_) {
       const int wanted = static_cast<int>(
           std::clamp<std::uint64_t>(chunk_ / 8 / static_cast<std::uint64_t>(threads), 1, 32));
-      return {x_.options.blocks > 0 ? x_.options.blocks : gpu ? wanted : 1, threads};
+      return {x_.options.blocks > 0 ? x_.options.blocks : gpu ? wanted : 1, threads, 0, gpu};
     }
-    // On a GPU the SM's copy engine moves the data: 24 to 32 SMs keep NVLink full, as many more copy our own chunk.
+    // On a GPU every SM takes part: an even split among many loses least at the end.
     const int peers = std::max(1, static_cast<int>(n_) - 1);
-    const int blocks = x_.options.blocks > 0 ? x_.options.blocks : gpu ? kSenders : 1;
+    const int blocks = x_.options.blocks > 0 ? x_.options.blocks : !gpu ? 1 : load_store_ ? kSenders : kQueueBlocks;
     blocks_per_peer_ = std::max(1, blocks / peers);
-    own_blocks_ = gpu ? kOwnBlocks : 1;
-    return {gpu ? blocks_per_peer_ * peers + own_blocks_ : blocks, threads,
-            gpu && load_store_ ? kScratch : 0};
+    own_blocks_ = !gpu ? 1 : load_store_ ? kOwnBlocks : kQueueBlocks;
+    const int grid = gpu ? blocks_per_peer_ * peers + own_blocks_ : blocks;
+    // Few threads cannot keep a link full; the SM's copy engine can.
+    return {grid, threads, gpu && load_store_ && threads <= 128 ? kScratch : 0, gpu};
   }
 
   ExperimentContext& x_;
@@ -164,6 +165,8 @@ class AllToAll {
   const Shape shape_;
   KernelLog log_;
   AllToAllArguments arguments_;
+  void (*const launch_)(const Place&, Shape, const AllToAllArguments&) =
+      small_ ? launch_small_all_to_all : load_store_ ? launch_lsa_all_to_all : launch_large_all_to_all;
   std::uint64_t epoch_ = 0, salt_ = 0;
 };
 
@@ -203,6 +206,7 @@ void run_all_to_all(ExperimentContext& x) {
                               {"form", std::string(work.small() ? "cells" : "puts")},
                               {"in_place", false}};
       std::vector<double> bandwidth;
+      bandwidth.reserve(us.size());
       for (const double t : us) bandwidth.push_back(static_cast<double>(work.bytes()) / t * 1e-3);
       line.bandwidth = make_row(use, "alltoall algbw", "GB/s");
       line.bandwidth->statistics = statistics_of(bandwidth);

@@ -143,6 +143,7 @@ inline constexpr int kMemoryTypeDevice = 2;
   X(memory_unmap, "cuMemUnmap", (DevicePointer, std::size_t))                                     \
   X(memory_set_access, "cuMemSetAccess",                                                          \
     (DevicePointer, std::size_t, const AccessDescriptor*, std::size_t))                           \
+  X(memory_get_access, "cuMemGetAccess", (unsigned long long*, const Location*, DevicePointer))    \
   X(memory_export, "cuMemExportToShareableHandle",                                                \
     (void*, AllocationHandle, int, unsigned long long))                                           \
   X(memory_import, "cuMemImportFromShareableHandle", (AllocationHandle*, void*, int))             \

@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include <mutex>
+
 #include "base/text.hpp"
 #include "marrow/error.hpp"
 #include "memory/host_backing.hpp"
@@ -208,22 +210,29 @@ void enable_peer(const cuda::Context& context, int owner, cuda::DevicePointer ad
     throw Error(Code::unsupported, base::cat("GPU ", context.device(), " has no peer access to GPU ", owner, "."),
                 "let the path be chosen automatically (MARROW_PATH=auto)");
   }
+  // One at a time in this process: two ranks of one GPU that give it access to the same memory at once
+  // make each other fail.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   const std::shared_ptr<cuda::Context> other = cuda::Context::of(owner);
-  cuda::DevicePointer begin = 0;
-  std::size_t size = 0;
   {
     const cuda::Current current(*other);
-    check(driver().memory_range(&begin, &size, address), "finding a peer's allocation");
-    const auto handles =
-        pointer_attribute<std::uint64_t>(cuda::PointerAttribute::allowed_handle_types, reinterpret_cast<void*>(address));
-    const bool legacy =
-        pointer_attribute<unsigned>(cuda::PointerAttribute::is_legacy_ipc_capable, reinterpret_cast<void*>(address)) != 0;
+    void* const pointer = reinterpret_cast<void*>(address);
+    const auto handles = pointer_attribute<std::uint64_t>(cuda::PointerAttribute::allowed_handle_types, pointer);
+    const bool legacy = pointer_attribute<unsigned>(cuda::PointerAttribute::is_legacy_ipc_capable, pointer) != 0;
     if (handles != 0 || !legacy) {
       cuda::AccessDescriptor access;
       access.location.id = context.device();
+      unsigned long long flags = 0;
+      if (driver().memory_get_access(&flags, &access.location, address) == Result::success &&
+          flags == static_cast<unsigned long long>(access.flags)) {
+        return;  // another rank on our GPU has asked before
+      }
+      cuda::DevicePointer begin = 0;
+      std::size_t size = 0;
+      check(driver().memory_range(&begin, &size, address), "finding a peer's allocation");
       const Result result = driver().memory_set_access(begin, size, &access, 1);
-      // Another rank on our GPU may have asked before: access is then there already.
-      if (result == Result::success || result == Result::already_mapped) return;
+      if (result == Result::success) return;
       if (handles != 0) {
         check(result, base::cat("giving GPU ", context.device(), " access to memory of GPU ", owner));
       }

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cuda/driver.hpp"
@@ -137,6 +138,18 @@ void two_gpus_as_threads() {
   (void)Arena::create(Place::gpu(1))->alias(block, Place::gpu(0));  // a second rank on GPU 1
   write_from(1, seen, 31);
   expect(wrong_words(0, block, 31) == 0, "GPU 1 writes GPU 0's VMM block");
+  bool together = true;
+  for (int round = 0; round < 20; ++round) {
+    const Block mine = a0->allocate(kBytes, Memory::device);
+    const auto b1 = Arena::create(Place::gpu(1));
+    std::thread second([&] { (void)b1->alias(mine, Place::gpu(0)); });
+    (void)a1->alias(mine, Place::gpu(0));
+    second.join();
+    write_from(1, mine, 100 + round);
+    together = together && wrong_words(0, mine, 100 + round) == 0;
+    a0->release(mine);
+  }
+  expect(together, "two ranks on GPU 1 alias one block of GPU 0 at once");
   void* other = nullptr;
   must(cudaSetDevice(0), "set device");
   must(cudaMalloc(&other, kBytes), "malloc");

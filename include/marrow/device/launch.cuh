@@ -18,12 +18,10 @@ namespace marrow {
 
 #if defined(__CUDACC__)
 
-/// Enqueues kernel(args...) on the stream of `where`; returns at once. See the CPU form below.
-/// @throws Error(invalid_argument) when `where` is the CPU device: this translation unit was built by
-///         nvcc; Error(cuda) when the launch fails
+namespace detail {
 template <class... Parameters, class... Args>
-void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
-            void (*kernel)(Parameters...), Args&&... args) {
+void launch_on_gpu(const Place& where, int grid, int block, std::size_t shared_bytes, bool early,
+                   void (*kernel)(Parameters...), Args&&... args) {
   if (where.kind != Place::Kind::gpu) {
     throw Error(Code::invalid_argument,
                 "a kernel built by nvcc was launched on the CPU device",
@@ -33,15 +31,24 @@ void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
   std::apply(
       [&](auto&... each) {
         void* pointers[] = {const_cast<void*>(static_cast<const void*>(&each))..., nullptr};
+        const auto* function = reinterpret_cast<const void*>(kernel);
         cudaError_t result = cudaSetDevice(where.device);
         if (result == cudaSuccess && shared_bytes > 48 * 1024) {
-          result = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                        cudaFuncAttributeMaxDynamicSharedMemorySize,
+          result = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shared_bytes));
         }
         if (result == cudaSuccess) {
-          result = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(grid), dim3(block),
-                                    pointers, shared_bytes, static_cast<cudaStream_t>(where.stream));
+          cudaLaunchAttribute attribute{};
+          attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+          attribute.val.programmaticStreamSerializationAllowed = 1;
+          cudaLaunchConfig_t config{};
+          config.gridDim = dim3(grid);
+          config.blockDim = dim3(block);
+          config.dynamicSmemBytes = shared_bytes;
+          config.stream = static_cast<cudaStream_t>(where.stream);
+          config.attrs = &attribute;
+          config.numAttrs = early ? 1 : 0;
+          result = cudaLaunchKernelExC(&config, function, pointers);
         }
         if (result != cudaSuccess) {
           throw Error(Code::cuda,
@@ -51,6 +58,25 @@ void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
         }
       },
       values);
+}
+}  // namespace detail
+
+/// Enqueues kernel(args...) on the stream of `where`; returns at once. See the CPU form below.
+/// @throws Error(invalid_argument) when `where` is the CPU device: this translation unit was built by
+///         nvcc; Error(cuda) when the launch fails
+template <class... Parameters, class... Args>
+void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
+            void (*kernel)(Parameters...), Args&&... args) {
+  detail::launch_on_gpu(where, grid, block, shared_bytes, false, kernel, std::forward<Args>(args)...);
+}
+
+/// launch(), except that the kernel may start while the stream's previous one still runs (its blocks
+/// are placed meanwhile, which hides 1 to 2 us of launch), if that one says let_next_kernel_start().
+/// The kernel must call await_previous_kernel() before it touches memory.
+template <class... Parameters, class... Args>
+void launch_early(const Place& where, int grid, int block, std::size_t shared_bytes,
+                  void (*kernel)(Parameters...), Args&&... args) {
+  detail::launch_on_gpu(where, grid, block, shared_bytes, true, kernel, std::forward<Args>(args)...);
 }
 
 #else
@@ -124,6 +150,13 @@ void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
     for (int t = 0; t < block; ++t) threads.emplace_back(body, std::ref(team), t);
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+/// On the CPU device every kernel has ended before the next is launched: the same as launch().
+template <class... Parameters, class... Args>
+void launch_early(const Place& where, int grid, int block, std::size_t shared_bytes,
+                  void (*kernel)(Parameters...), Args&&... args) {
+  launch(where, grid, block, shared_bytes, kernel, std::forward<Args>(args)...);
 }
 
 #endif

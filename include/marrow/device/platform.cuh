@@ -25,6 +25,7 @@
 //   bulk_copy(dst, src, bytes, scratch, rank, size)     the same by the SM's copy engine where there is one; member 0's copy
 //                                                       is complete when it returns
 //   time       now_ns() (global timer), cycle_clock(), relax(spins) (yields after 64 spins on the CPU)
+//   launch     await_previous_kernel() let_next_kernel_start()   for kernels started by launch_early
 //   wait_until(comm, deadline, predicate[, peer])       the only spin loop
 #pragma once
 

@@ -65,6 +65,7 @@ MARROW_DEVICE Status small_all_to_all(const AllToAllArguments& a) {
 }
 
 /// Signal s: rank s's puts have landed. Packet slot s: rank s's launch is ready for ours.
+template <class Gin>
 MARROW_DEVICE Status large_all_to_all(const AllToAllArguments& a) {
   const Gin gin(a.comm, 0);
   const int n = a.comm.nranks;
@@ -100,7 +101,8 @@ MARROW_DEVICE Status large_all_to_all(const AllToAllArguments& a) {
     }
     if (status != Status::ok) return status;
   }
-  for (int s = block; s < n && status == Status::ok; s += grid_size()) {
+  // The last blocks wait: they copied our own chunk and are done first.
+  for (int s = grid_size() - 1 - block; s < n && status == Status::ok; s += grid_size()) {
     if (s != me)
       status = gin.wait_signal(s, a.epoch * static_cast<std::uint64_t>(a.blocks_per_peer), Block{});
   }
@@ -109,10 +111,24 @@ MARROW_DEVICE Status large_all_to_all(const AllToAllArguments& a) {
   return status;
 }
 
-MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
-    all_to_all_kernel(const MARROW_GRID_CONSTANT AllToAllArguments a) {
+// Launched early: a kernel's blocks are placed while the previous one ends.
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) small_all_to_all_kernel(const MARROW_GRID_CONSTANT AllToAllArguments a) {
+  await_previous_kernel();
+  let_next_kernel_start();
   begin(a.log);
-  finish(a.log, a.small ? small_all_to_all(a) : large_all_to_all(a));
+  finish(a.log, small_all_to_all(a));
+}
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) lsa_all_to_all_kernel(const MARROW_GRID_CONSTANT AllToAllArguments a) {
+  await_previous_kernel();
+  let_next_kernel_start();
+  begin(a.log);
+  finish(a.log, large_all_to_all<Gin<Path::lsa>>(a));
+}
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) large_all_to_all_kernel(const MARROW_GRID_CONSTANT AllToAllArguments a) {
+  await_previous_kernel();
+  let_next_kernel_start();
+  begin(a.log);
+  finish(a.log, large_all_to_all<Gin<>>(a));
 }
 
 }  // namespace cpu_device / gpu_device

@@ -17,6 +17,7 @@ struct Shape {
   int blocks = 1;
   int threads = 1;
   std::size_t shared = 0;  ///< bytes of dynamic shared memory a block
+  bool early = false;      ///< by launch_early
 };
 
 /// Where a kernel leaves its result and its times, in its own device's memory: a store to host memory
@@ -123,7 +124,6 @@ struct AllToAllArguments {
   std::int32_t own_blocks = 1;       ///< large form: shares of our own chunk
   std::uint32_t scratch = 0;         ///< large form: bytes of shared memory for bulk copies
   bool flush = true;                 ///< large form: some peer is reached by queue
-  bool small = false;
   Log log;
 };
 
@@ -131,10 +131,17 @@ struct AllToAllArguments {
 void launch_dispatch(const Place&, Shape, const ExchangeArguments&);
 void launch_expert(const Place&, Shape, const ExchangeArguments&);
 void launch_combine(const Place&, Shape, const ExchangeArguments&);
-void launch_ping_pong(const Place&, Shape, const PingPongArguments&);
+/// One thread or one block a rank; lsa: for a peer on that path only.
+void launch_ping_pong_thread(const Place&, Shape, const PingPongArguments&);
+void launch_ping_pong_block(const Place&, Shape, const PingPongArguments&);
+void launch_ping_pong_lsa_thread(const Place&, Shape, const PingPongArguments&);
+void launch_ping_pong_lsa_block(const Place&, Shape, const PingPongArguments&);
 void launch_stream(const Place&, Shape, const StreamArguments&);
 void launch_get(const Place&, Shape, const GetArguments&);
 void launch_barrier(const Place&, Shape, const BarrierArguments&);
-void launch_all_to_all(const Place&, Shape, const AllToAllArguments&);
+/// small: cells; lsa and large: puts, to load/store peers only and to any.
+void launch_small_all_to_all(const Place&, Shape, const AllToAllArguments&);
+void launch_lsa_all_to_all(const Place&, Shape, const AllToAllArguments&);
+void launch_large_all_to_all(const Place&, Shape, const AllToAllArguments&);
 
 }  // namespace marrow::cli

@@ -14,57 +14,59 @@ inline namespace cpu_device {
 #endif
 
 /// Sends round number `round` (from 1); the answer or next ball is recognised by it.
-template <class Coop>
-MARROW_DEVICE Status serve(const PingPongArguments& a, const Gin<>& gin, std::uint64_t round,
-                           const Coop& coop) {
-  switch (a.ping) {
-    case Ping::put: return gin.put(a.peer, a.window, 0, a.source, 0, a.bytes, SignalAdd{0}, coop);
-    case Ping::put_value: {
-      const std::uint64_t value[3] = {round, round, round};
-      if (a.bytes <= 8) return gin.put_value(a.peer, a.window, 0, value[0], SignalAdd{0}, coop);
-      return gin.put_value(a.peer, a.window, 0, value, SignalAdd{0}, coop);
+template <Ping kPing, class Gin, class Coop>
+MARROW_DEVICE Status serve(const PingPongArguments& a, const Gin& gin, std::uint64_t round, const Coop& coop) {
+  if constexpr (kPing == Ping::put) {
+    return gin.put(a.peer, a.window, 0, a.source, 0, a.bytes, SignalAdd{0}, coop);
+  } else if constexpr (kPing == Ping::put_value) {
+    const std::uint64_t value[3] = {round, round, round};
+    if (a.bytes <= 8) return gin.put_value(a.peer, a.window, 0, value[0], SignalAdd{0}, coop);
+    return gin.put_value(a.peer, a.window, 0, value, SignalAdd{0}, coop);
+  } else if constexpr (kPing == Ping::signal) {
+    return gin.signal(a.peer, SignalAdd{0}, coop);
+  } else {
+    Status status = Status::ok;
+    const int packets = static_cast<int>(a.bytes / 8);
+    for (int p = coop.rank(); p < packets; p += coop.size()) {
+      status = worse(status, gin.send_packet(a.peer, p, round * 3 + p, round));
     }
-    case Ping::signal: return gin.signal(a.peer, SignalAdd{0}, coop);
-    case Ping::packet: {
-      Status status = Status::ok;
-      const int packets = static_cast<int>(a.bytes / 8);
-      for (int p = coop.rank(); p < packets; p += coop.size()) {
-        status = worse(status, gin.send_packet(a.peer, p, round * 3 + p, round));
-      }
-      return status;
-    }
+    return status;
   }
-  return Status::invalid;
 }
 
-template <class Coop>
-MARROW_DEVICE Status receive(const PingPongArguments& a, const Gin<>& gin, std::uint64_t round,
-                             const Coop& coop) {
-  if (a.ping != Ping::packet) return gin.wait_signal(0, round, coop);
-  Status status = Status::ok;
-  const int packets = static_cast<int>(a.bytes / 8);
-  for (int p = coop.rank(); p < packets; p += coop.size()) {
-    std::uint64_t value = 0;
-    status = worse(status, gin.receive_packet(p, round, &value));
-    if (status == Status::ok && value != round * 3 + p) status = Status::invalid;
+template <Ping kPing, class Gin, class Coop>
+MARROW_DEVICE Status receive(const PingPongArguments& a, const Gin& gin, std::uint64_t round, const Coop& coop) {
+  if constexpr (kPing != Ping::packet) {
+    return gin.wait_signal(0, round, coop);
+  } else {
+    Status status = Status::ok;
+    const int packets = static_cast<int>(a.bytes / 8);
+    for (int p = coop.rank(); p < packets; p += coop.size()) {
+      std::uint64_t value = 0;
+      status = worse(status, gin.receive_packet(p, round, &value));
+      if (status == Status::ok && value != round * 3 + p) status = Status::invalid;
+    }
+    // The next ball may only leave when every member has its packet.
+    coop.sync();
+    return status;
   }
-  // The next ball may only leave when every member has its packet.
-  coop.sync();
-  return status;
 }
 
-template <class Coop>
+template <Ping kPing, class Gin, class Coop>
 MARROW_DEVICE Status rally(const PingPongArguments& a, const Coop& coop) {
   const Gin gin(a.comm, 0);
   Status status = Status::ok;
   const std::uint64_t first_ns = now_ns();
   const std::uint64_t first_cycle = cycle_clock();
+  // Who answers plays half a round ahead: one loop for both sides keeps the code that a round runs short.
+  if (!a.first) status = receive<kPing>(a, gin, a.round + 1, coop);
   for (std::uint32_t i = 0; i < a.iterations && status == Status::ok; ++i) {
     const std::uint64_t round = a.round + i + 1;
     const std::uint64_t start = cycle_clock();
-    if (!a.first) status = receive(a, gin, round, coop);
-    if (status == Status::ok) status = serve(a, gin, round, coop);
-    if (a.first && status == Status::ok) status = receive(a, gin, round, coop);
+    status = serve<kPing>(a, gin, round, coop);
+    if (status == Status::ok && (a.first || i + 1 < a.iterations)) {
+      status = receive<kPing>(a, gin, a.first ? round : round + 1, coop);
+    }
     if (coop.rank() == 0) a.log.sample[i] = cycle_clock() - start;
   }
   if (coop.rank() == 0) {
@@ -78,11 +80,34 @@ MARROW_DEVICE Status rally(const PingPongArguments& a, const Coop& coop) {
   return status;
 }
 
-MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
-    ping_pong_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
+template <class Gin, class Coop>
+MARROW_DEVICE Status play(const PingPongArguments& a, const Coop& coop) {
+  switch (a.ping) {
+    case Ping::put: return rally<Ping::put, Gin>(a, coop);
+    case Ping::put_value: return rally<Ping::put_value, Gin>(a, coop);
+    case Ping::signal: return rally<Ping::signal, Gin>(a, coop);
+    case Ping::packet: return rally<Ping::packet, Gin>(a, coop);
+  }
+  return Status::invalid;
+}
+
+// A lone thread skips every group barrier. With the path known when the kernel is built, a round is short enough
+// to stay in the instruction cache.
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(32) ping_pong_thread_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
   begin(a.log);
-  // A lone thread skips every group barrier.
-  finish(a.log, block_size() == 1 ? rally(a, Thread{}) : rally(a, Block{}));
+  finish(a.log, play<Gin<>>(a, Thread{}));
+}
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) ping_pong_block_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
+  begin(a.log);
+  finish(a.log, play<Gin<>>(a, Block{}));
+}
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(32) ping_pong_lsa_thread_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
+  begin(a.log);
+  finish(a.log, play<Gin<Path::lsa>>(a, Thread{}));
+}
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) ping_pong_lsa_block_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
+  begin(a.log);
+  finish(a.log, play<Gin<Path::lsa>>(a, Block{}));
 }
 
 }  // namespace cpu_device / gpu_device

@@ -274,6 +274,20 @@ MARROW_DEVICE Cell16 load_cell(const void* p) {
   return cell;
 }
 
+/// In a kernel started by launch_early: returns when the stream's previous kernel has ended and its
+/// stores are visible. Elsewhere it returns at once.
+MARROW_DEVICE void await_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/// Every block that calls this (or has ended) allows the stream's next launch_early kernel to start.
+MARROW_DEVICE void let_next_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 MARROW_DEVICE std::uint64_t now_ns() {
   std::uint64_t t;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");
