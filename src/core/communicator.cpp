@@ -95,6 +95,13 @@ void CommunicatorState::together(const char* what, const std::function<void()>& 
   }
 }
 
+std::uint32_t CommunicatorState::next_symmetric_id() {
+  const std::vector<std::uint32_t> next = allgather(next_id_);
+  const std::uint32_t id = *std::max_element(next.begin(), next.end());
+  next_id_ = id + 1;
+  return id;
+}
+
 void CommunicatorState::same_on_all(const char* what, std::uint64_t value) {
   const std::vector<std::uint64_t> values = allgather(value);
   for (int r = 0; r < nranks(); ++r) {

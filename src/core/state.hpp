@@ -68,7 +68,9 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   /// What was mapped is released with release_shared.
   std::vector<memory::Block> share(memory::Arena& arena, const memory::Block& mine);
 
-  std::uint32_t next_symmetric_id() { return next_id_++; }
+  /// Collective: the next number that no rank has used. (Ranks may differ after a collective that a
+  /// peer's death ended half way.)
+  std::uint32_t next_symmetric_id();
   std::uint32_t next_local_id();
   void forget(WindowState* window);
   void forget(DeviceState* device);

@@ -228,6 +228,26 @@ TEST(Core, ABarrierThatFailedOnOneRankStaysInStep) {
   });
 }
 
+MARROW_KERNEL lonely_barrier(DeviceCommunicator comm, std::uint64_t* took, Status* out) {
+  const std::uint64_t start = now_ns();
+  *out = Barrier(comm, team_world(comm), 1).sync(Thread{}, {}, Fence::put, Deadline{500'000'000});
+  *took = now_ns() - start;
+}
+
+TEST(Core, ABarriersDeadlineIsNotOnePerMember) {
+  run_ranks(7, [&](Communicator& comm) {
+    auto device = comm.device_communicator();
+    if (comm.rank() == 0) {
+      Status status = Status::ok;
+      std::uint64_t took = 0;
+      launch(comm.place(), 1, 1, 0, lonely_barrier, device.handle(), &took, &status);
+      EXPECT_EQ(status, Status::timeout);
+      EXPECT_LT(took, 2'000'000'000u) << "six others: 3 s, were each waited for that long";
+    }
+    comm.barrier();
+  });
+}
+
 MARROW_KERNEL put_to_the_dead(DeviceCommunicator comm, WindowHandle window, Status* out) {
   const Gin gin(comm, 0);
   out[0] = gin.put(1, window, 0, window, 64, 8, SignalAdd{0, 1});

@@ -51,6 +51,7 @@ class Barrier {
         } else if (c != contexts.first || comm_.path[comm_.rank] != static_cast<std::uint8_t>(Path::lsa)) {
           status = worse(status, one.flush_remote(coop, deadline));
         }
+        if (status == Status::timeout) deadline.ns = 1;  // the time is used up: the rest gets one look
       }
     }
     const bool alone = comm_.sharing == Sharing::thread;
@@ -62,7 +63,10 @@ class Barrier {
       return coop.agree(status);
     }
     for (int i = begin; i < team_.size; i += step) status = worse(status, arrive(gin, i, fence, deadline));
-    for (int i = begin; i < team_.size; i += step) status = worse(status, await(gin, i, deadline));
+    for (int i = begin; i < team_.size; i += step) {
+      if (status == Status::timeout) deadline.ns = 1;
+      status = worse(status, await(gin, i, deadline));
+    }
     return coop.agree(status);
   }
 

@@ -166,7 +166,7 @@ template <class... Options>
   requires(detail::is_option<Options> && ...)
 MARROW_DEVICE Status Gin<kOnly...>::flush(const Options&... options) const {
   const typename detail::CoopOf<Options...>::type coop;
-  const Deadline deadline = detail::pick(Deadline{}, options...);
+  Deadline deadline = detail::pick(Deadline{}, options...);
   return each_queue(coop, [&](auto on, int peer) {
     const detail::Ticket ticket = on.ticket(comm_, context_, peer);
     Status seen = Status::timeout;
@@ -177,6 +177,7 @@ MARROW_DEVICE Status Gin<kOnly...>::flush(const Options&... options) const {
           return seen != Status::timeout;
         },
         peer);
+    if (waited == Status::timeout) deadline.ns = 1;  // its time is used up: the other queues get one look
     return waited == Status::ok ? seen : waited;
   });
 }
@@ -242,9 +243,13 @@ MARROW_DEVICE Status Gin<kOnly...>::wait(const Request& request, Deadline deadli
 template <Path... kOnly>
 template <class... Options>
 MARROW_DEVICE Status Gin<kOnly...>::flush_remote(const Options&... options) const {
-  const detail::Knobs knobs = detail::knobs_of(options...);
+  detail::Knobs knobs = detail::knobs_of(options...);
   const typename detail::CoopOf<Options...>::type coop;
-  return each_queue(coop, [&](auto on, int peer) { return on.flush_remote(comm_, context_, peer, knobs); });
+  return each_queue(coop, [&](auto on, int peer) {
+    const Status status = on.flush_remote(comm_, context_, peer, knobs);
+    if (status == Status::timeout) knobs.deadline.ns = 1;  // as in flush
+    return status;
+  });
 }
 
 template <Path... kOnly>
