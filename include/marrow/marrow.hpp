@@ -142,8 +142,11 @@ class MARROW_API Communicator {
   /// close() if it was not called; a failure there is logged, not thrown.
   ~Communicator();
 
+  /// Our number, 0..nranks()-1.
   int rank() const;
+  /// Ranks the communicator was made with, failed ones included.
   int nranks() const;
+  /// Where our kernels run: Config::place.
   Place place() const;
 
   /// Collective: `bytes` of symmetric memory on every rank, zeroed; bytes must agree.
@@ -177,7 +180,9 @@ class MARROW_API Communicator {
   /// Collective, host side: every rank's bytes, by rank.
   std::vector<std::vector<std::byte>> allgather(const void* data, std::size_t bytes);
 
+  /// How each rank, ourselves included, is reached; by rank. @throws Error(invalid_argument) after close()
   std::vector<PeerInfo> peers() const;
+  /// What the heartbeat has seen of a peer. @throws Error(invalid_argument) for a rank that is none
   PeerStatistics statistics(int peer) const;
 
   /// Waits until the place's work is finished: the stream on a GPU, nothing on the CPU device.

@@ -11,7 +11,7 @@
 
 namespace marrow::memory {
 
-/// A view; the owner is memory::Allocation.
+/// A view; the owner is the Arena it came from.
 struct Block {
   std::byte* device = nullptr;  ///< address for kernels; equals `host` for pinned host memory and on the CPU device
   std::byte* host = nullptr;    ///< address for CPU threads; null: device memory

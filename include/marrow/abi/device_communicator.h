@@ -127,8 +127,8 @@ struct DeviceCommunicator {
   const std::uint8_t* path = nullptr;      ///< [nranks] Path to each peer, ourselves included
   ControlBlock* control = nullptr;
   WindowHandle sync[kPaths];               ///< sync memory by path
-  std::uint64_t* signal_base = nullptr;    ///< [signal_words] baseline, set by reset_signal; ours alone
-  std::uint64_t* signal_shadow = nullptr;  ///< [signal_words] what a *_shadow wait has consumed; barrier epochs
+  std::uint64_t* signal_base = nullptr;    ///< [signal_words] baseline, set by reset_signal; barrier words: arrivals sent; ours alone
+  std::uint64_t* signal_shadow = nullptr;  ///< [signal_words] what a *_shadow wait has consumed; barrier words: calls
   std::uint64_t* counter[kPaths] = {};     ///< [counters] local completions by path; the value is the sum
   std::uint64_t* counter_base = nullptr;   ///< [counters] baseline, set by reset_counter
   const GdaDevice* gda = nullptr;

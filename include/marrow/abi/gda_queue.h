@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gda path's queues as a kernel sees them: one GdaQueue per (context, peer), and behind the
 // peers' queues, when there are counters, one companion queue each. The host fills them in once
-// (src/gda/queues.cpp); afterwards only kernels write them, except that a NIC writes what `cq`,
+// (src/gda/connection.cpp); afterwards only kernels write them, except that a NIC writes what `cq`,
 // `result` and the sink point at.
 // Indices are 64-bit counts of work-queue entries (WQE) and never wrap; the NIC sees their low 16 bits.
 // Every WQE takes one block and asks for a completion, so a CQE's index is its WQE's.

@@ -32,6 +32,8 @@ void launch_on_gpu(const Place& where, int grid, int block, std::size_t shared_b
       [&](auto&... each) {
         void* pointers[] = {const_cast<void*>(static_cast<const void*>(&each))..., nullptr};
         const auto* function = reinterpret_cast<const void*>(kernel);
+        int before = where.device;  // the caller's current device stays what it was
+        (void)cudaGetDevice(&before);
         cudaError_t result = cudaSetDevice(where.device);
         if (result == cudaSuccess && shared_bytes > 48 * 1024) {
           result = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -50,6 +52,7 @@ void launch_on_gpu(const Place& where, int grid, int block, std::size_t shared_b
           config.numAttrs = early ? 1 : 0;
           result = cudaLaunchKernelExC(&config, function, pointers);
         }
+        if (before != where.device) (void)cudaSetDevice(before);
         if (result != cudaSuccess) {
           throw Error(Code::cuda,
                       std::string("launch of a kernel on GPU ") + std::to_string(where.device) +
