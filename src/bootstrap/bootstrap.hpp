@@ -39,7 +39,7 @@ struct Options {
   /// How long a connection may take to prove that it belongs here.
   std::chrono::milliseconds handshake_timeout{5000};
   /// For tests: called at the root each time it has told one member of an agreement.
-  std::function<void()> after_decision_sent;
+  std::function<void()> after_decision_sent = {};
 };
 
 class Bootstrap {
