@@ -8,17 +8,17 @@
 namespace marrow::cli {
 namespace {
 
-OptionSpec number(std::string name, std::string help, std::int64_t* to, std::int64_t minimum,
+OptionSpec number(const std::string& name, std::string help, std::int64_t* to, std::int64_t minimum,
                   std::int64_t maximum) {
   return {name, "N", std::move(help),
           [=](const std::string& text) { *to = parse_number(name, text, minimum, maximum); }};
 }
-OptionSpec number(std::string name, std::string help, int* to, int minimum, int maximum) {
+OptionSpec number(const std::string& name, std::string help, int* to, int minimum, int maximum) {
   return {name, "N", std::move(help), [=](const std::string& text) {
             *to = static_cast<int>(parse_number(name, text, minimum, maximum));
           }};
 }
-OptionSpec text(std::string name, std::string meta, std::string help, std::string* to) {
+OptionSpec text(const std::string& name, std::string meta, std::string help, std::string* to) {
   return {name, std::move(meta), std::move(help), [=](const std::string& value) {
             if (value.empty()) throw UsageError(name + " is empty.");
             *to = value;
@@ -27,8 +27,8 @@ OptionSpec text(std::string name, std::string meta, std::string help, std::strin
 OptionSpec flag(std::string name, std::string help, bool* to) {
   return {std::move(name), "", std::move(help), [=](const std::string&) { *to = true; }};
 }
-OptionSpec choice(std::string name, std::string help, std::string* to,
-                  std::vector<std::string> choices) {
+OptionSpec choice(const std::string& name, std::string help, std::string* to,
+                  const std::vector<std::string>& choices) {
   return {name, join(choices, "|"), std::move(help),
           [=](const std::string& value) { *to = parse_choice(name, value, choices); }};
 }
