@@ -47,7 +47,7 @@ const OptionSpec& find(const CommandSpec& spec, const std::string& name) {
 bool parse_command(const CommandSpec& spec, const std::vector<std::string>& words) {
   bool positional = spec.positional.name.empty();
   for (std::size_t i = 0; i < words.size(); ++i) {
-    std::string word = words[i];
+    const std::string& word = words[i];
     if (word == "--help" || word == "-h") {
       print_help(spec);
       return true;
