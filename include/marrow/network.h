@@ -33,12 +33,12 @@ extern "C" {
 
 enum {
   MARROW_NETWORK_OK = 0,
-  MARROW_NETWORK_ERROR = -1,        /**< the network or the operating system refused */
-  MARROW_NETWORK_INVALID = -2,      /**< an argument outside its range: a bug of the caller */
-  MARROW_NETWORK_UNSUPPORTED = -3,  /**< the machine or this network lacks it */
-  MARROW_NETWORK_PEER_FAILED = -4,  /**< the peer's process or connection ended */
-  MARROW_NETWORK_TIMEOUT = -5,      /**< the deadline passed */
-  MARROW_NETWORK_NO_MEMORY = -6     /**< memory, locked memory or descriptors ran out */
+  MARROW_NETWORK_ERROR = -1,       /**< the network or the operating system refused */
+  MARROW_NETWORK_INVALID = -2,     /**< an argument outside its range: a bug of the caller */
+  MARROW_NETWORK_UNSUPPORTED = -3, /**< the machine or this network lacks it */
+  MARROW_NETWORK_PEER_FAILED = -4, /**< the peer's process or connection ended */
+  MARROW_NETWORK_TIMEOUT = -5,     /**< the deadline passed */
+  MARROW_NETWORK_NO_MEMORY = -6    /**< memory, locked memory or descriptors ran out */
 };
 
 /** What the caller lends to a network. It outlives every instance made with it. */
@@ -61,39 +61,43 @@ typedef struct marrow_network_services {
 
 /** What a device of the network can do. All of it is a promise, none is probed later. */
 typedef struct marrow_network_properties {
-  uint32_t size;             /**< set by the caller: bytes it can take */
-  char device[64];           /**< name for people, e.g. "mlx5_0", "lo" */
-  uint8_t ordered;           /**< operations and messages of one endpoint to one peer land in the order posted */
-  uint8_t atomics;           /**< ADD, FETCH_ADD, COMPARE_SWAP are executed; else never posted: the peer's proxy does them */
-  uint8_t device_memory;     /**< reads and writes device memory */
-  uint8_t host_only;         /**< connects ranks of one host only */
-  uint8_t emulated;          /**< software stands in for the hardware that is named */
-  uint8_t immediate_bytes;   /**< 0: PUT carries no immediate; an unordered network needs 4 */
-  uint8_t needs_descriptor;  /**< peers reach memory only if its file descriptor is known (or in one process) */
+  uint32_t size;   /**< set by the caller: bytes it can take */
+  char device[64]; /**< name for people, e.g. "mlx5_0", "lo" */
+  uint8_t
+      ordered; /**< operations and messages of one endpoint to one peer land in the order posted */
+  uint8_t
+      atomics; /**< ADD, FETCH_ADD, COMPARE_SWAP are executed; else never posted: the peer's proxy does them */
+  uint8_t device_memory;   /**< reads and writes device memory */
+  uint8_t host_only;       /**< connects ranks of one host only */
+  uint8_t emulated;        /**< software stands in for the hardware that is named */
+  uint8_t immediate_bytes; /**< 0: PUT carries no immediate; an unordered network needs 4 */
+  uint8_t
+      needs_descriptor; /**< peers reach memory only if its file descriptor is known (or in one process) */
   uint8_t reserved;
-  uint32_t max_inline;       /**< bytes PUT_VALUE takes; at least MARROW_NETWORK_MAX_INLINE */
-  uint64_t max_message;      /**< bytes one PUT or GET takes; larger ones are cut by the caller */
+  uint32_t max_inline;  /**< bytes PUT_VALUE takes; at least MARROW_NETWORK_MAX_INLINE */
+  uint64_t max_message; /**< bytes one PUT or GET takes; larger ones are cut by the caller */
 } marrow_network_properties;
 
 /** Memory to register. */
 typedef struct marrow_network_memory {
-  void* address;      /**< address to read and write it by: of the host, or of the device */
+  void* address; /**< address to read and write it by: of the host, or of the device */
   uint64_t bytes;
-  uint32_t device;    /**< 1: device memory */
-  int32_t fd;         /**< descriptor that another process maps it by (memfd, dma-buf, VMM), or -1 */
+  uint32_t device; /**< 1: device memory */
+  int32_t fd;      /**< descriptor that another process maps it by (memfd, dma-buf, VMM), or -1 */
   uint64_t fd_offset; /**< byte 0 in that descriptor */
 } marrow_network_memory;
 
 /** Kinds of operations. */
 enum {
-  MARROW_NETWORK_PUT = 1,       /**< local[local_offset] -> remote[remote_offset] */
-  MARROW_NETWORK_PUT_VALUE = 2, /**< inline_data -> remote[remote_offset]; aligned 8-byte words land whole, as if by a release store */
-  MARROW_NETWORK_GET = 3,       /**< remote[remote_offset] -> local[local_offset] */
-  MARROW_NETWORK_ADD = 4,       /**< 64-bit remote word += operand */
-  MARROW_NETWORK_FETCH_ADD = 5, /**< and the completion carries the old value */
+  MARROW_NETWORK_PUT = 1, /**< local[local_offset] -> remote[remote_offset] */
+  MARROW_NETWORK_PUT_VALUE =
+      2, /**< inline_data -> remote[remote_offset]; aligned 8-byte words land whole, as if by a release store */
+  MARROW_NETWORK_GET = 3,          /**< remote[remote_offset] -> local[local_offset] */
+  MARROW_NETWORK_ADD = 4,          /**< 64-bit remote word += operand */
+  MARROW_NETWORK_FETCH_ADD = 5,    /**< and the completion carries the old value */
   MARROW_NETWORK_COMPARE_SWAP = 6, /**< remote word = operand if it equals compare */
-  MARROW_NETWORK_MESSAGE = 7,   /**< inline_data is delivered to the peer's callback, once */
-  MARROW_NETWORK_FLUSH = 8      /**< completes when the peer can see every earlier operation to it */
+  MARROW_NETWORK_MESSAGE = 7,      /**< inline_data is delivered to the peer's callback, once */
+  MARROW_NETWORK_FLUSH = 8 /**< completes when the peer can see every earlier operation to it */
 };
 
 /** One operation. A completion with its token follows, whatever happens to it. */
@@ -101,14 +105,14 @@ typedef struct marrow_network_operation {
   uint32_t kind;
   uint32_t peer;
   uint64_t token;
-  void* local;            /**< from register_memory; PUT, GET */
-  void* remote;           /**< from import_key of that peer; all but MESSAGE and FLUSH */
+  void* local;  /**< from register_memory; PUT, GET */
+  void* remote; /**< from import_key of that peer; all but MESSAGE and FLUSH */
   uint64_t local_offset;
   uint64_t remote_offset;
-  uint64_t bytes;         /**< PUT, GET: payload; PUT_VALUE, MESSAGE: of inline_data */
+  uint64_t bytes; /**< PUT, GET: payload; PUT_VALUE, MESSAGE: of inline_data */
   uint64_t operand;
   uint64_t compare;
-  uint32_t immediate;     /**< delivered with a PUT or PUT_VALUE when has_immediate */
+  uint32_t immediate; /**< delivered with a PUT or PUT_VALUE when has_immediate */
   uint32_t has_immediate;
   uint8_t inline_data[MARROW_NETWORK_MAX_MESSAGE];
 } marrow_network_operation;
@@ -116,8 +120,8 @@ typedef struct marrow_network_operation {
 /** PUT, PUT_VALUE, ADD, MESSAGE: the source may be reused. GET, FETCH_*: the result is here. */
 typedef struct marrow_network_completion {
   uint64_t token;
-  uint64_t value;  /**< old value of a fetch */
-  int32_t status;  /**< MARROW_NETWORK_OK or a negative error */
+  uint64_t value; /**< old value of a fetch */
+  int32_t status; /**< MARROW_NETWORK_OK or a negative error */
   uint32_t peer;
 } marrow_network_completion;
 
@@ -138,10 +142,11 @@ typedef struct marrow_network_address {
 } marrow_network_address;
 
 typedef struct marrow_network {
-  uint32_t version;  /**< MARROW_NETWORK_VERSION it was built for */
-  uint32_t size;     /**< sizeof(marrow_network) it was built for */
-  const char* name;  /**< what MARROW_NETWORK names it by: lower case, no '?' or '/' */
-  int32_t priority;  /**< with MARROW_NETWORK=auto the largest that every rank can use wins; negative: never by itself */
+  uint32_t version; /**< MARROW_NETWORK_VERSION it was built for */
+  uint32_t size;    /**< sizeof(marrow_network) it was built for */
+  const char* name; /**< what MARROW_NETWORK names it by: lower case, no '?' or '/' */
+  int32_t
+      priority; /**< with MARROW_NETWORK=auto the largest that every rank can use wins; negative: never by itself */
   uint32_t reserved;
 
   /** options: what follows '?' in MARROW_NETWORK, "key=value&key=value"; may be empty, never NULL. */
@@ -165,7 +170,8 @@ typedef struct marrow_network {
   int (*register_memory)(void* endpoint, const marrow_network_memory* memory, void** region,
                          void* key, uint32_t* key_bytes);
   int (*deregister_memory)(void* endpoint, void* region);
-  int (*import_key)(void* endpoint, uint32_t peer, const void* key, uint32_t key_bytes, void** remote);
+  int (*import_key)(void* endpoint, uint32_t peer, const void* key, uint32_t key_bytes,
+                    void** remote);
   int (*release_key)(void* endpoint, void* remote);
 
   /** Posts n operations, all to one peer. Returns how many it took, 0..n; fewer: try the rest again later. */

@@ -37,7 +37,8 @@ class CudaCopyEngine final : public CopyEngine {
       const cuda::Current current(*context_);
       if (bytes <= kSmall && !on_device(from)) from = take(ticket, from, bytes);
       cuda::check(cuda::driver().copy_async(reinterpret_cast<cuda::DevicePointer>(to),
-                                            reinterpret_cast<cuda::DevicePointer>(from), bytes, stream_.handle()),
+                                            reinterpret_cast<cuda::DevicePointer>(from), bytes,
+                                            stream_.handle()),
                   base::cat("a copy of ", bytes, " bytes on GPU ", context_->device()),
                   "the memory must be GPU memory or registered host memory");
     }
@@ -63,7 +64,9 @@ class CudaCopyEngine final : public CopyEngine {
     return address;
   }
 
-  void unmap(void* address, std::size_t) override { mapped_.erase(static_cast<std::byte*>(address)); }
+  void unmap(void* address, std::size_t) override {
+    mapped_.erase(static_cast<std::byte*>(address));
+  }
 
  private:
   static constexpr std::size_t kEvents = 64;
@@ -74,7 +77,8 @@ class CudaCopyEngine final : public CopyEngine {
   static bool on_device(const void* from) {
     unsigned type = 0;
     return cuda::driver().pointer_attribute(&type, cuda::PointerAttribute::memory_type,
-                                            reinterpret_cast<cuda::DevicePointer>(from)) == cuda::Result::success &&
+                                            reinterpret_cast<cuda::DevicePointer>(from)) ==
+               cuda::Result::success &&
            type == cuda::kMemoryTypeDevice;
   }
 
@@ -102,6 +106,8 @@ class CudaCopyEngine final : public CopyEngine {
 
 }  // namespace
 
-std::unique_ptr<CopyEngine> create_cuda_copy_engine(int device) { return std::make_unique<CudaCopyEngine>(device); }
+std::unique_ptr<CopyEngine> create_cuda_copy_engine(int device) {
+  return std::make_unique<CudaCopyEngine>(device);
+}
 
 }  // namespace marrow::proxy

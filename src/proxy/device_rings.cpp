@@ -6,8 +6,9 @@
 
 namespace marrow::proxy {
 
-DeviceRings::DeviceRings(memory::Arena& arena, const Requirements& requirements, const memory::Block& counters,
-                         int nranks, int threads, std::uint32_t log_size, std::uint32_t number)
+DeviceRings::DeviceRings(memory::Arena& arena, const Requirements& requirements,
+                         const memory::Block& counters, int nranks, int threads,
+                         std::uint32_t log_size, std::uint32_t number)
     : contexts_(requirements.contexts),
       nranks_(nranks),
       threads_(threads),
@@ -22,7 +23,8 @@ DeviceRings::DeviceRings(memory::Arena& arena, const Requirements& requirements,
   const std::size_t line_at = (rings << log_size_) * sizeof(ProxyDescriptor);
   const std::size_t result_at = line_at + rings * sizeof(Line);
   const std::size_t completion_at = result_at + rings * kProxyFetchSlots * sizeof(ProxyChunk);
-  const memory::Block block = arena.allocate(completion_at + queues * sizeof(ProxyCompletion), Memory::host);
+  const memory::Block block =
+      arena.allocate(completion_at + queues * sizeof(ProxyCompletion), Memory::host);
   slots_ = reinterpret_cast<ProxyDescriptor*>(block.host);
   lines_ = reinterpret_cast<Line*>(block.host + line_at);
   results_ = reinterpret_cast<ProxyChunk*>(block.host + result_at);
@@ -36,7 +38,8 @@ DeviceRings::DeviceRings(memory::Arena& arena, const Requirements& requirements,
       const std::uint64_t index = first_ + i;
       const std::uint64_t unused = proxy_lap(index, log_size_) ^ kProxyLapBit;
       if (unused == 0) continue;  // the memory is zero already, and may stay untouched
-      for (ProxyChunk& chunk : slots_[(r << log_size_) + (index & (size - 1))].chunk) chunk.high = unused;
+      for (ProxyChunk& chunk : slots_[(r << log_size_) + (index & (size - 1))].chunk)
+        chunk.high = unused;
     }
   }
   for (std::size_t q = 0; q < queues; ++q) completion_[q].completed = first_;
@@ -47,8 +50,10 @@ DeviceRings::DeviceRings(memory::Arena& arena, const Requirements& requirements,
     ProxyRing& ring = image[r];
     ring = {};
     ring.slots = reinterpret_cast<ProxyDescriptor*>(block.device) + (r << log_size_);
-    ring.consumed = reinterpret_cast<const std::uint64_t*>(block.device + line_at + r * sizeof(Line));
-    ring.results = reinterpret_cast<const ProxyChunk*>(block.device + result_at) + r * kProxyFetchSlots;
+    ring.consumed =
+        reinterpret_cast<const std::uint64_t*>(block.device + line_at + r * sizeof(Line));
+    ring.results =
+        reinterpret_cast<const ProxyChunk*>(block.device + result_at) + r * kProxyFetchSlots;
     ring.log_size = log_size_;
     ring.producer = first_;
     ring.consumed_seen = first_;
@@ -59,8 +64,10 @@ DeviceRings::DeviceRings(memory::Arena& arena, const Requirements& requirements,
   ProxyDevice device;
   device.abi = kAbiVersion;
   device.threads = static_cast<std::uint32_t>(threads_);
-  device.rings = static_cast<ProxyRing*>(arena.upload(image.data(), image.size() * sizeof(ProxyRing)));
-  device.posted = static_cast<std::uint64_t*>(arena.upload(posted.data(), posted.size() * sizeof(std::uint64_t)));
+  device.rings =
+      static_cast<ProxyRing*>(arena.upload(image.data(), image.size() * sizeof(ProxyRing)));
+  device.posted = static_cast<std::uint64_t*>(
+      arena.upload(posted.data(), posted.size() * sizeof(std::uint64_t)));
   device.completion = reinterpret_cast<const ProxyCompletion*>(block.device + completion_at);
   device_ = static_cast<const ProxyDevice*>(arena.upload(&device, sizeof(device)));
 }

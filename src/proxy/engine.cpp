@@ -45,7 +45,8 @@ bool Engine::step() {
   return busy;
 }
 
-void Engine::report(int peer, Code code, const std::string& sentence, const std::string& next_step) {
+void Engine::report(int peer, Code code, const std::string& sentence,
+                    const std::string& next_step) {
   if (hooks_.on_error) hooks_.on_error(peer, Error(code, sentence, next_step));
 }
 
@@ -63,10 +64,12 @@ bool Engine::refresh() {
     fail_operations(peer);
   }
   for (const auto& device : devices_) {
-    device->removed = std::find(view_->devices.begin(), view_->devices.end(), device->rings) == view_->devices.end();
+    device->removed = std::find(view_->devices.begin(), view_->devices.end(), device->rings) ==
+                      view_->devices.end();
   }
   for (const auto& rings : view_->devices) {
-    const bool known = std::any_of(devices_.begin(), devices_.end(), [&](const auto& d) { return d->rings == rings; });
+    const bool known = std::any_of(devices_.begin(), devices_.end(),
+                                   [&](const auto& d) { return d->rings == rings; });
     if (!known) attach(rings);
   }
   return true;
@@ -111,7 +114,8 @@ void Engine::settle() {
   }
   std::erase_if(devices_, [](const auto& d) { return d->removed && d->active == 0; });
   for (const Operation& op : operations_) {
-    if (op.active && op.network != 0 && op.region != kNoRegion && !view_->find(op.region)) clean = false;
+    if (op.active && op.network != 0 && op.region != kNoRegion && !view_->find(op.region))
+      clean = false;
   }
   if (!clean) return;
   settled_ = true;
@@ -122,12 +126,13 @@ void Engine::settle() {
 void Engine::drop_queued(const DeviceState& device) {
   for (Outbox& box : outboxes_) {
     const auto queued = box.operations.begin() + static_cast<std::ptrdiff_t>(box.head);
-    const auto kept = std::remove_if(queued, box.operations.end(), [&](const marrow_network_operation& o) {
-      Operation* op = of_token(o.token);
-      if (!op || op->device != &device) return false;
-      --op->network;
-      return true;
-    });
+    const auto kept =
+        std::remove_if(queued, box.operations.end(), [&](const marrow_network_operation& o) {
+          Operation* op = of_token(o.token);
+          if (!op || op->device != &device) return false;
+          --op->network;
+          return true;
+        });
     box.operations.erase(kept, box.operations.end());
   }
 }
@@ -158,7 +163,8 @@ const Region* Engine::find(std::uint32_t id) {
 
 // --- completion -------------------------------------------------------------------------------
 
-std::uint32_t Engine::begin(DeviceState& device, int context, std::uint64_t index, const ProxyOperation& d) {
+std::uint32_t Engine::begin(DeviceState& device, int context, std::uint64_t index,
+                            const ProxyOperation& d) {
   auto& made = device.queues[static_cast<std::size_t>(context) * nranks_ + d.peer];
   if (!made) {
     made = std::make_unique<Queue>();
@@ -209,11 +215,13 @@ void Engine::finish_if_done(std::uint32_t slot) {
     // A slot whose user gave up may have a newer user: then nobody waits for this one.
     const auto last = static_cast<std::uint32_t>(result->high);
     if (static_cast<std::int32_t>(op.result_generation - last) > 0) {
-      store_cell(result, Cell16{op.old_value, static_cast<std::uint64_t>(op.status) << 32 | op.result_generation});
+      store_cell(result, Cell16{op.old_value, static_cast<std::uint64_t>(op.status) << 32 |
+                                                  op.result_generation});
     }
   }
   if (op.status != Status::ok) {
-    const std::uint64_t worst = std::max<std::uint64_t>(queue.completion->status, static_cast<std::uint64_t>(op.status));
+    const std::uint64_t worst =
+        std::max<std::uint64_t>(queue.completion->status, static_cast<std::uint64_t>(op.status));
     std::atomic_ref(queue.completion->status).store(worst, std::memory_order_relaxed);
   } else if (op.counter >= 0) {
     std::atomic_ref(*device.rings->counter(op.counter)).fetch_add(1, std::memory_order_release);
@@ -260,9 +268,10 @@ void Engine::complete(const marrow_network_completion& completion) {
     op->reply = false;
     if (!failed_[op->queue->peer]) {
       const int peer = op->queue->peer;
-      report(peer, completion.status == MARROW_NETWORK_PEER_FAILED ? Code::peer_failed : Code::network,
-             base::cat("an operation to rank ", peer, " over network ", link_->network().name, " failed (",
-                       completion.status, ")"),
+      report(peer,
+             completion.status == MARROW_NETWORK_PEER_FAILED ? Code::peer_failed : Code::network,
+             base::cat("an operation to rank ", peer, " over network ", link_->network().name,
+                       " failed (", completion.status, ")"),
              "look for the first error of that rank");
     }
   }
@@ -273,7 +282,8 @@ void Engine::complete(const marrow_network_completion& completion) {
 
 /// A network operation for the peer, to be filled in; goes out with this pass's push.
 /// @param slot  whose completion it is part of; kNoRegion: nobody's
-marrow_network_operation& Engine::enqueue(std::uint32_t peer, std::uint32_t kind, std::uint32_t slot) {
+marrow_network_operation& Engine::enqueue(std::uint32_t peer, std::uint32_t kind,
+                                          std::uint32_t slot) {
   Outbox& box = outboxes_[peer];
   if (!box.listed) {
     box.listed = true;

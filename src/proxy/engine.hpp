@@ -45,11 +45,11 @@ class Engine {
     int context = 0;
     int peer = 0;
     ProxyCompletion* completion = nullptr;
-    std::deque<Entry> open;           ///< from the oldest incomplete one on
-    std::uint64_t first_number = 0;   ///< number of open.front()
+    std::deque<Entry> open;          ///< from the oldest incomplete one on
+    std::uint64_t first_number = 0;  ///< number of open.front()
     std::uint64_t adds_sent = 0;
-    std::uint64_t adds_seen = 0;      ///< of adds_sent, those a flush's answer covered
-    std::uint32_t sequence = 0;       ///< next, on networks that do not order
+    std::uint64_t adds_seen = 0;  ///< of adds_sent, those a flush's answer covered
+    std::uint32_t sequence = 0;   ///< next, on networks that do not order
     std::uint32_t stream = 0;
   };
   struct DeviceState {
@@ -64,8 +64,8 @@ class Engine {
   struct Operation {
     std::uint32_t generation = 1;
     bool active = false;
-    bool reply = false;          ///< an answer is awaited
-    std::uint32_t network = 0;   ///< network operations queued or posted
+    bool reply = false;         ///< an answer is awaited
+    std::uint32_t network = 0;  ///< network operations queued or posted
     DeviceState* device = nullptr;
     Queue* queue = nullptr;
     std::uint64_t number = 0;
@@ -91,7 +91,8 @@ class Engine {
   void drop_queued(const DeviceState& device);
   void fail_operations(int peer);
   const Region* find(std::uint32_t id);
-  std::uint32_t begin(DeviceState& device, int context, std::uint64_t index, const ProxyOperation& d);
+  std::uint32_t begin(DeviceState& device, int context, std::uint64_t index,
+                      const ProxyOperation& d);
   void finish_if_done(std::uint32_t slot);
   void publish(Queue& queue);
   Operation* of_token(std::uint64_t token);
@@ -137,16 +138,17 @@ class Engine {
   const Hooks& hooks_;
   Link* link_ = nullptr;
   std::shared_ptr<const View> view_;
-  std::vector<char> failed_;   ///< [nranks] as acted upon
+  std::vector<char> failed_;       ///< [nranks] as acted upon
   std::vector<std::string> down_;  ///< [nranks] what the network said, until it is reported
-  std::uint64_t seen_ = 0;     ///< version of the board acted upon
-  bool settled_ = true;        ///< that version is acknowledged
+  std::uint64_t seen_ = 0;         ///< version of the board acted upon
+  bool settled_ = true;            ///< that version is acknowledged
   std::vector<std::unique_ptr<DeviceState>> devices_;
   std::vector<Operation> operations_;
   std::vector<std::uint32_t> free_;
-  std::vector<Outbox> outboxes_;       ///< [nranks]
-  std::vector<std::uint32_t> to_push_; ///< peers whose outbox is not empty
-  std::vector<std::vector<std::unique_ptr<Stream>>> streams_;  ///< [nranks][stream], made on first use
+  std::vector<Outbox> outboxes_;        ///< [nranks]
+  std::vector<std::uint32_t> to_push_;  ///< peers whose outbox is not empty
+  std::vector<std::vector<std::unique_ptr<Stream>>>
+      streams_;  ///< [nranks][stream], made on first use
 };
 
 }  // namespace marrow::proxy

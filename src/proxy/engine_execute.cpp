@@ -35,14 +35,17 @@ bool Engine::drain_ring(DeviceState& device, int context) {
   }
   if (reader.index() == first) return false;
   // The slots were read: producers may reuse them.
-  std::atomic_ref(*device.rings->consumed(context, thread_)).store(reader.index(), std::memory_order_release);
+  std::atomic_ref(*device.rings->consumed(context, thread_))
+      .store(reader.index(), std::memory_order_release);
   return true;
 }
 
-void Engine::execute(DeviceState& device, int context, std::uint64_t index, const ProxyOperation& d) {
+void Engine::execute(DeviceState& device, int context, std::uint64_t index,
+                     const ProxyOperation& d) {
   if (d.peer >= nranks_ || d.peer % threads_ != thread_) {
     report(-1, Code::internal,
-           base::cat("descriptor ", index, " of context ", context, " names rank ", d.peer, ", which its ring does not serve"),
+           base::cat("descriptor ", index, " of context ", context, " names rank ", d.peer,
+                     ", which its ring does not serve"),
            "kernel memory is corrupt, or the kernel was built against other headers");
     return;
   }
@@ -60,9 +63,10 @@ void Engine::execute(DeviceState& device, int context, std::uint64_t index, cons
     if (operations_[slot].counter >= device.rings->counters()) operations_[slot].counter = -1;
     if (status == Status::invalid) {
       report(d.peer, Code::invalid_argument,
-             base::cat("a kernel's operation ", static_cast<int>(d.opcode), " to rank ", d.peer, " on context ", context,
-                       " was refused: window ", d.window, " offset ", d.offset, ", region ", d.region, " offset ",
-                       d.source_offset, ", ", d.bytes, " bytes, counter ", d.counter, d.has_add ? ", add to window " : "",
+             base::cat("a kernel's operation ", static_cast<int>(d.opcode), " to rank ", d.peer,
+                       " on context ", context, " was refused: window ", d.window, " offset ",
+                       d.offset, ", region ", d.region, " offset ", d.source_offset, ", ", d.bytes,
+                       " bytes, counter ", d.counter, d.has_add ? ", add to window " : "",
                        d.has_add ? base::cat(d.add_window, " offset ", d.add_offset) : ""),
              "compare with the windows' sizes; a MARROW_CHECKED kernel says file and line");
     }
@@ -134,7 +138,8 @@ Status Engine::start_put(std::uint32_t slot, Queue& queue, const ProxyOperation&
   return d.has_add ? start_add(slot, queue, d, first_sequence) : Status::ok;
 }
 
-Status Engine::start_add(std::uint32_t slot, Queue& queue, const ProxyOperation& d, std::uint32_t covers) {
+Status Engine::start_add(std::uint32_t slot, Queue& queue, const ProxyOperation& d,
+                         std::uint32_t covers) {
   Message message{};
   message.kind = MessageKind::add;
   message.stream = static_cast<std::uint16_t>(queue.stream);
@@ -172,7 +177,8 @@ Status Engine::start_get(std::uint32_t slot, Queue&, const ProxyOperation& d) {
 Status Engine::start_fetch(std::uint32_t slot, Queue& queue, const ProxyOperation& d) {
   if (d.result_slot >= kProxyFetchSlots || !word_of(d.window, d.offset)) return Status::invalid;
   Message message{};
-  message.kind = d.opcode == ProxyOpcode::fetch_add ? MessageKind::fetch_add : MessageKind::compare_swap;
+  message.kind =
+      d.opcode == ProxyOpcode::fetch_add ? MessageKind::fetch_add : MessageKind::compare_swap;
   message.stream = static_cast<std::uint16_t>(queue.stream);
   message.window = d.window;
   message.offset = d.offset;

@@ -17,7 +17,8 @@ Stream& Engine::stream(std::uint32_t peer, std::uint32_t number) {
 void Engine::on_message(std::uint32_t peer, const void* data, std::uint32_t bytes) {
   Message message;
   if (bytes != sizeof(message)) {
-    report(static_cast<int>(peer), Code::network, base::cat("rank ", peer, " sent a message of ", bytes, " bytes"),
+    report(static_cast<int>(peer), Code::network,
+           base::cat("rank ", peer, " sent a message of ", bytes, " bytes"),
            "run the same version of Marrow on every rank");
     return;
   }
@@ -39,7 +40,8 @@ void Engine::on_immediate(std::uint32_t peer, std::uint32_t immediate) {
 
 bool Engine::may_act(const Stream& stream, const Message& message) const {
   const Arrivals& arrivals = stream.arrivals;
-  if (message.flags & kStrong) return static_cast<std::int32_t>(message.sequence - arrivals.next()) <= 0;
+  if (message.flags & kStrong)
+    return static_cast<std::int32_t>(message.sequence - arrivals.next()) <= 0;
   return arrivals.has_all(message.covers, message.sequence);
 }
 
@@ -64,8 +66,8 @@ void Engine::act(std::uint32_t peer, const Message& message) {
       const Region* window = word_of(message.window, message.offset);
       if (!window) {
         report(static_cast<int>(peer), Code::network,
-               base::cat("rank ", peer, " sent an add to offset ", message.offset, " of window ", message.window,
-                         ", which is not a word of an open host window here"),
+               base::cat("rank ", peer, " sent an add to offset ", message.offset, " of window ",
+                         message.window, ", which is not a word of an open host window here"),
                "windows and device communicators are closed by all ranks together");
         if (message.kind != MessageKind::add) answer(peer, message, 0, Status::invalid);
         return;
@@ -75,7 +77,8 @@ void Engine::act(std::uint32_t peer, const Message& message) {
       if (message.kind == MessageKind::add) {
         word.fetch_add(message.operand, std::memory_order_release);
       } else if (message.kind == MessageKind::fetch_add) {
-        answer(peer, message, word.fetch_add(message.operand, std::memory_order_acq_rel), Status::ok);
+        answer(peer, message, word.fetch_add(message.operand, std::memory_order_acq_rel),
+               Status::ok);
       } else {
         std::uint64_t old = message.compare;
         word.compare_exchange_strong(old, message.operand, std::memory_order_acq_rel);
@@ -86,7 +89,8 @@ void Engine::act(std::uint32_t peer, const Message& message) {
     case MessageKind::flush: answer(peer, message, 0, Status::ok); return;
     case MessageKind::reply: {
       Operation* op = of_token(message.token);
-      if (!op || !op->reply || op->queue->peer != static_cast<int>(peer)) return;  // its user is gone
+      if (!op || !op->reply || op->queue->peer != static_cast<int>(peer))
+        return;  // its user is gone
       op->reply = false;
       op->old_value = message.operand;
       op->status = worse(op->status, message.compare <= static_cast<std::uint64_t>(Status::invalid)
@@ -120,7 +124,8 @@ void Engine::on_peer_down(std::uint32_t peer, const char* sentence) {
   failed_[peer] = 1;
   down_[peer] = sentence;
   bool waited_for = outboxes_[peer].head != outboxes_[peer].operations.size();
-  for (const Operation& op : operations_) waited_for |= op.active && op.queue->peer == static_cast<int>(peer);
+  for (const Operation& op : operations_)
+    waited_for |= op.active && op.queue->peer == static_cast<int>(peer);
   fail_operations(static_cast<int>(peer));
   // A peer that leaves after everything is done is no error until somebody wants it again.
   if (waited_for) report_down(peer);
@@ -128,7 +133,8 @@ void Engine::on_peer_down(std::uint32_t peer, const char* sentence) {
 
 void Engine::report_down(std::uint32_t peer) {
   if (down_[peer].empty()) return;
-  report(static_cast<int>(peer), Code::peer_failed, down_[peer], "call agree_failures, or end the job");
+  report(static_cast<int>(peer), Code::peer_failed, down_[peer],
+         "call agree_failures, or end the job");
   down_[peer].clear();
 }
 

@@ -63,7 +63,9 @@ class Arrivals {
     const std::uint32_t ahead = (immediate - next_) & kSequenceMask;
     return next_ + ahead - (ahead > kSequenceMask / 2 ? kSequenceMask + 1 : 0);
   }
-  bool has(std::uint32_t sequence) const { return before(sequence, next_) || early_.count(sequence) != 0; }
+  bool has(std::uint32_t sequence) const {
+    return before(sequence, next_) || early_.count(sequence) != 0;
+  }
   bool has_all(std::uint32_t from, std::uint32_t to) const {
     for (std::uint32_t s = before(from, next_) ? next_ : from; before(s, to); ++s) {
       if (!has(s)) return false;
@@ -81,7 +83,9 @@ class Arrivals {
   std::uint32_t next() const { return next_; }
 
  private:
-  static bool before(std::uint32_t a, std::uint32_t b) { return static_cast<std::int32_t>(a - b) < 0; }
+  static bool before(std::uint32_t a, std::uint32_t b) {
+    return static_cast<std::int32_t>(a - b) < 0;
+  }
   std::uint32_t next_;
   std::set<std::uint32_t> early_;
 };

@@ -43,21 +43,24 @@ Candidate load(const std::string& path, const std::string& options) {
   });
   if (!library) {
     const char* why = ::dlerror();
-    throw Error(Code::unsupported, base::cat("the network plugin ", path, " cannot be loaded: ", why ? why : "no reason"),
-                base::cat("check the path; linked in are: ", names()));
+    throw Error(
+        Code::unsupported,
+        base::cat("the network plugin ", path, " cannot be loaded: ", why ? why : "no reason"),
+        base::cat("check the path; linked in are: ", names()));
   }
   using Plugin = const marrow_network* (*)();
   const auto plugin = reinterpret_cast<Plugin>(::dlsym(library.get(), MARROW_NETWORK_SYMBOL));
   const marrow_network* network = plugin ? plugin() : nullptr;
   if (!network) {
-    throw Error(Code::unsupported, base::cat(path, " is no network plugin: it has no ", MARROW_NETWORK_SYMBOL),
+    throw Error(Code::unsupported,
+                base::cat(path, " is no network plugin: it has no ", MARROW_NETWORK_SYMBOL),
                 "see marrow/network.h");
   }
   if (!matches_version(*network)) {
     throw Error(Code::version,
-                base::cat("network plugin ", path, " is built for version ", network->version, " (", network->size,
-                          " bytes) of network.h, this library has version ", MARROW_NETWORK_VERSION, " (",
-                          sizeof(marrow_network), " bytes)"),
+                base::cat("network plugin ", path, " is built for version ", network->version, " (",
+                          network->size, " bytes) of network.h, this library has version ",
+                          MARROW_NETWORK_VERSION, " (", sizeof(marrow_network), " bytes)"),
                 "build the plugin against this library's headers");
   }
   return {network, options, std::move(library)};
@@ -135,10 +138,12 @@ std::vector<Candidate> candidates(const std::string& wanted) {
   if (name.find('/') != std::string::npos || name.ends_with(".so")) return {load(name, options)};
   std::vector<Candidate> found;
   for (const marrow_network* network : registered_networks()) {
-    if (name == "auto" ? network->priority >= 0 : name == network->name) found.push_back({network, options, nullptr});
+    if (name == "auto" ? network->priority >= 0 : name == network->name)
+      found.push_back({network, options, nullptr});
   }
   if (found.empty() && name != "auto") {
-    throw Error(Code::invalid_argument, base::cat("MARROW_NETWORK=", wanted, ": there is no network '", name, "'"),
+    throw Error(Code::invalid_argument,
+                base::cat("MARROW_NETWORK=", wanted, ": there is no network '", name, "'"),
                 base::cat("use auto, the path of a plugin (.so), or one of: ", names()));
   }
   return found;
@@ -166,9 +171,10 @@ Link::Link(const Candidate& candidate, std::unique_ptr<CopyEngine> engine)
     if (properties_.max_inline < MARROW_NETWORK_MAX_INLINE || properties_.max_message == 0 ||
         (!properties_.ordered && properties_.immediate_bytes < 4)) {
       throw Error(Code::unsupported,
-                  base::cat("network ", network().name, " promises too little: max_inline ", properties_.max_inline,
-                            ", max_message ", properties_.max_message, ", ordered ", int{properties_.ordered},
-                            ", immediate_bytes ", int{properties_.immediate_bytes}));
+                  base::cat("network ", network().name, " promises too little: max_inline ",
+                            properties_.max_inline, ", max_message ", properties_.max_message,
+                            ", ordered ", int{properties_.ordered}, ", immediate_bytes ",
+                            int{properties_.immediate_bytes}));
     }
   } catch (...) {
     network().finalize(instance_);
@@ -217,8 +223,9 @@ int marrow_network_register(const marrow_network* network) {
   for (const marrow_network* known : all.networks) {
     if (std::strcmp(known->name, network->name) == 0) return MARROW_NETWORK_INVALID;
   }
-  const auto at = std::find_if(all.networks.begin(), all.networks.end(),
-                               [&](const marrow_network* known) { return known->priority < network->priority; });
+  const auto at = std::find_if(
+      all.networks.begin(), all.networks.end(),
+      [&](const marrow_network* known) { return known->priority < network->priority; });
   all.networks.insert(at, network);
   return MARROW_NETWORK_OK;
 }

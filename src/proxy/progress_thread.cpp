@@ -12,8 +12,11 @@
 
 namespace marrow::proxy {
 
-ProgressThread::ProgressThread(Engine& engine, Link& link, IdlePolicy policy, int rank, const Hooks& hooks)
-    : engine_(engine), link_(link), policy_(policy), rank_(rank), hooks_(hooks), thread_([this] { run(); }) {}
+ProgressThread::ProgressThread(Engine& engine, Link& link, IdlePolicy policy, int rank,
+                               const Hooks& hooks)
+    : engine_(engine), link_(link), policy_(policy), rank_(rank), hooks_(hooks), thread_([this] {
+        run();
+      }) {}
 
 ProgressThread::~ProgressThread() {
   stop_.store(true, std::memory_order_release);
@@ -51,8 +54,9 @@ void ProgressThread::run() {
     // Waits on this thread's rings now end by their deadlines.
     MARROW_WARN(proxy, "the progress thread of rank ", rank_, " ended: ", error.what());
     if (hooks_.on_error) {
-      hooks_.on_error(-1, Error(Code::internal, base::cat("the proxy's progress thread ended: ", error.what()),
-                                "end the job; operations on the proxy path time out"));
+      hooks_.on_error(
+          -1, Error(Code::internal, base::cat("the proxy's progress thread ended: ", error.what()),
+                    "end the job; operations on the proxy path time out"));
     }
   }
 }

@@ -29,7 +29,8 @@ std::string text_of(std::span<const std::byte> blob) {
 
 /// Gathers every rank's result of a local step, or throws on all ranks when it failed on one. Code and
 /// sentence travel behind a first byte of 0, a result behind a 1.
-std::vector<Blob> together(bootstrap::Bootstrap& bootstrap, const std::string& what, const std::function<Blob()>& step) {
+std::vector<Blob> together(bootstrap::Bootstrap& bootstrap, const std::string& what,
+                           const std::function<Blob()>& step) {
   Blob mine{std::byte{1}};
   std::exception_ptr own;
   const auto failed = [&](Code code, const std::string& sentence) {
@@ -50,9 +51,10 @@ std::vector<Blob> together(bootstrap::Bootstrap& bootstrap, const std::string& w
   for (std::size_t r = 0; r < all.size(); ++r) {
     if (all[r].empty()) continue;  // masked
     if (all[r][0] == std::byte{0}) {
-      throw Error(static_cast<Code>(all[r].size() > 1 ? all[r][1] : std::byte{0}),
-                  base::cat(what, " failed on rank ", r, ": ", text_of(std::span(all[r]).subspan(2))),
-                  "see that rank's error for the next step");
+      throw Error(
+          static_cast<Code>(all[r].size() > 1 ? all[r][1] : std::byte{0}),
+          base::cat(what, " failed on rank ", r, ": ", text_of(std::span(all[r]).subspan(2))),
+          "see that rank's error for the next step");
     }
     all[r].erase(all[r].begin());
   }
@@ -63,7 +65,8 @@ class TransportImpl;
 
 class DeviceImpl final : public Device {
  public:
-  DeviceImpl(std::shared_ptr<Board> board, std::shared_ptr<DeviceRings> rings, std::function<void()> stopped)
+  DeviceImpl(std::shared_ptr<Board> board, std::shared_ptr<DeviceRings> rings,
+             std::function<void()> stopped)
       : board_(std::move(board)), rings_(std::move(rings)), stopped_(std::move(stopped)) {}
   ~DeviceImpl() override { stop(); }
 
@@ -71,7 +74,8 @@ class DeviceImpl final : public Device {
 
   void stop() override {
     if (!board_) return;
-    const std::uint64_t version = board_->change([&](View& view) { std::erase(view.devices, rings_); });
+    const std::uint64_t version =
+        board_->change([&](View& view) { std::erase(view.devices, rings_); });
     if (!board_->wait_acknowledged(version, base::Deadline::after(kSettleTimeout))) {
       MARROW_WARN(proxy, "operations of a closed device communicator are still under way after ",
                   kSettleTimeout.count(), " ms");
@@ -92,15 +96,17 @@ class TransportImpl final : public Transport {
       : bootstrap_(bootstrap),
         hooks_(std::move(hooks)),
         threads_(static_cast<int>(base::parameter_int("MARROW_PROXY_THREADS", parameters))),
-        log_size_(static_cast<std::uint32_t>(
-            std::countr_zero(static_cast<std::uint64_t>(base::parameter_int("MARROW_PROXY_RING", parameters))))),
+        log_size_(static_cast<std::uint32_t>(std::countr_zero(
+            static_cast<std::uint64_t>(base::parameter_int("MARROW_PROXY_RING", parameters))))),
         board_(std::make_shared<Board>(bootstrap.nranks(), threads_)),
         numbers_(std::make_shared<std::vector<bool>>(kStreams / kDeviceStreams)) {
-    policy_.spins = static_cast<std::uint32_t>(base::parameter_int("MARROW_PROXY_SPINS", parameters));
-    policy_.sleep = std::chrono::microseconds(base::parameter_int("MARROW_PROXY_SLEEP_US", parameters));
+    policy_.spins =
+        static_cast<std::uint32_t>(base::parameter_int("MARROW_PROXY_SPINS", parameters));
+    policy_.sleep =
+        std::chrono::microseconds(base::parameter_int("MARROW_PROXY_SLEEP_US", parameters));
     for (int t = 0; t < threads_; ++t) {
-      engines_.push_back(
-          std::make_unique<Engine>(t, threads_, bootstrap.rank(), bootstrap.nranks(), *board_, hooks_));
+      engines_.push_back(std::make_unique<Engine>(t, threads_, bootstrap.rank(), bootstrap.nranks(),
+                                                  *board_, hooks_));
     }
   }
 
@@ -119,10 +125,11 @@ class TransportImpl final : public Transport {
       all = together(bootstrap_, "opening it", [&] {
         Blob addresses(static_cast<std::size_t>(threads_) * sizeof(marrow_network_address));
         for (int t = 0; t < threads_; ++t) {
-          links_.push_back(std::make_unique<Link>(candidate, hooks_.make_copy_engine ? hooks_.make_copy_engine() : nullptr));
+          links_.push_back(std::make_unique<Link>(
+              candidate, hooks_.make_copy_engine ? hooks_.make_copy_engine() : nullptr));
           engines_[t]->use(*links_[t]);
-          links_[t]->listen(static_cast<std::uint32_t>(bootstrap_.rank()), static_cast<std::uint32_t>(nranks),
-                            engines_[t]->events());
+          links_[t]->listen(static_cast<std::uint32_t>(bootstrap_.rank()),
+                            static_cast<std::uint32_t>(nranks), engines_[t]->events());
           std::memcpy(addresses.data() + t * sizeof(marrow_network_address), &links_[t]->address(),
                       sizeof(marrow_network_address));
         }
@@ -134,11 +141,12 @@ class TransportImpl final : public Transport {
           for (int r = 0; r < nranks; ++r) {
             if (all[r].size() != threads_ * sizeof(marrow_network_address)) {
               throw Error(Code::mismatch,
-                          base::cat("rank ", r, " has another MARROW_PROXY_THREADS than the ", threads_, " of rank ",
-                                    bootstrap_.rank()),
+                          base::cat("rank ", r, " has another MARROW_PROXY_THREADS than the ",
+                                    threads_, " of rank ", bootstrap_.rank()),
                           "give it one value on every rank");
             }
-            std::memcpy(&addresses[r], all[r].data() + t * sizeof(marrow_network_address), sizeof(marrow_network_address));
+            std::memcpy(&addresses[r], all[r].data() + t * sizeof(marrow_network_address),
+                        sizeof(marrow_network_address));
           }
           const auto left = std::chrono::nanoseconds(deadline.remaining());
           links_[t]->check(links_[t]->network().connect(links_[t]->endpoint(), addresses.data(),
@@ -155,8 +163,8 @@ class TransportImpl final : public Transport {
 
   void run() {
     for (int t = 0; t < threads_; ++t) {
-      running_.push_back(
-          std::make_unique<ProgressThread>(*engines_[t], *links_[t], policy_, bootstrap_.rank(), hooks_));
+      running_.push_back(std::make_unique<ProgressThread>(*engines_[t], *links_[t], policy_,
+                                                          bootstrap_.rank(), hooks_));
     }
   }
 
@@ -171,7 +179,8 @@ class TransportImpl final : public Transport {
     if (window && p.needs_descriptor && block.fd < 0) {
       for (int r = 0; r < bootstrap_.nranks(); ++r) {
         if (!bootstrap_.same_process(r)) {
-          return base::cat("network ", name(), " needs a file descriptor to share memory with rank ", r,
+          return base::cat("network ", name(),
+                           " needs a file descriptor to share memory with rank ", r,
                            ", and this memory has none");
         }
       }
@@ -188,21 +197,25 @@ class TransportImpl final : public Transport {
     try {
       // Peers talk to the endpoint of the thread that serves our rank.
       const int mine = me % threads_;
-      const std::vector<Blob> keys = together(bootstrap_, base::cat("registering window ", id, " with network ", name()), [&] {
-        if (id >= kProxyMaxWindows) throw Error(Code::internal, base::cat("window number ", id, " is too large"));
-        const std::string why = refuses(block, true);
-        if (!why.empty()) throw Error(Code::unsupported, why, "allocate the window with Memory::host");
-        Blob key;
-        region = add_memory(id, block, true, mine, &key);
-        return key;
-      });
+      const std::vector<Blob> keys =
+          together(bootstrap_, base::cat("registering window ", id, " with network ", name()), [&] {
+            if (id >= kProxyMaxWindows)
+              throw Error(Code::internal, base::cat("window number ", id, " is too large"));
+            const std::string why = refuses(block, true);
+            if (!why.empty())
+              throw Error(Code::unsupported, why, "allocate the window with Memory::host");
+            Blob key;
+            region = add_memory(id, block, true, mine, &key);
+            return key;
+          });
       together(bootstrap_, base::cat("reaching window ", id, " over network ", name()), [&] {
         region->remote.resize(bootstrap_.nranks());
         for (int r = 0; r < bootstrap_.nranks(); ++r) {
           if (keys[r].empty()) continue;
           Link& link = *links_[r % threads_];
-          link.check(link.network().import_key(link.endpoint(), static_cast<std::uint32_t>(r), keys[r].data(),
-                                               static_cast<std::uint32_t>(keys[r].size()), &region->remote[r]),
+          link.check(link.network().import_key(
+                         link.endpoint(), static_cast<std::uint32_t>(r), keys[r].data(),
+                         static_cast<std::uint32_t>(keys[r].size()), &region->remote[r]),
                      base::cat("window ", id, " of rank ", r));
         }
         publish(region);  // before any peer knows that all are ready
@@ -232,7 +245,8 @@ class TransportImpl final : public Transport {
     }
     const std::uint64_t version = board_->change([&](View& view) { view.regions.erase(id); });
     if (!board_->wait_acknowledged(version, base::Deadline::after(kSettleTimeout))) {
-      MARROW_WARN(proxy, "region ", id, " is still in use ", kSettleTimeout.count(), " ms after it was closed");
+      MARROW_WARN(proxy, "region ", id, " is still in use ", kSettleTimeout.count(),
+                  " ms after it was closed");
       return;  // better a handle too many than one that is used after its end
     }
     release(*region);
@@ -242,17 +256,22 @@ class TransportImpl final : public Transport {
                                         const memory::Block& counters) override {
     const auto free = std::find(numbers_->begin(), numbers_->end(), false);
     if (free == numbers_->end()) {
-      throw Error(Code::unsupported, base::cat(numbers_->size(), " device communicators are open on the proxy path"),
+      throw Error(Code::unsupported,
+                  base::cat(numbers_->size(), " device communicators are open on the proxy path"),
                   "close one before you make another");
     }
     const auto number = static_cast<std::size_t>(free - numbers_->begin());
-    auto rings = std::make_shared<DeviceRings>(arena, requirements, counters, bootstrap_.nranks(), threads_, log_size_,
+    auto rings = std::make_shared<DeviceRings>(arena, requirements, counters, bootstrap_.nranks(),
+                                               threads_, log_size_,
                                                static_cast<std::uint32_t>(number) * kDeviceStreams);
     (*numbers_)[number] = true;
-    const std::uint64_t version = board_->change([&](View& view) { view.devices.push_back(rings); });
-    auto device = std::make_unique<DeviceImpl>(board_, rings, [numbers = numbers_, number] { (*numbers)[number] = false; });
+    const std::uint64_t version =
+        board_->change([&](View& view) { view.devices.push_back(rings); });
+    auto device = std::make_unique<DeviceImpl>(
+        board_, rings, [numbers = numbers_, number] { (*numbers)[number] = false; });
     if (!board_->wait_acknowledged(version, base::Deadline::after(kSettleTimeout))) {
-      throw Error(Code::internal, "the proxy's progress threads do not answer", "see the errors before this one");
+      throw Error(Code::internal, "the proxy's progress threads do not answer",
+                  "see the errors before this one");
     }
     return device;
   }
@@ -263,7 +282,8 @@ class TransportImpl final : public Transport {
 
  private:
   /// Registers with every thread's endpoint; the key is of endpoint `keyed`.
-  std::shared_ptr<Region> add_memory(std::uint32_t id, const memory::Block& block, bool window, int keyed, Blob* key) {
+  std::shared_ptr<Region> add_memory(std::uint32_t id, const memory::Block& block, bool window,
+                                     int keyed, Blob* key) {
     auto region = std::make_shared<Region>();
     region->id = id;
     region->window = window;
@@ -280,7 +300,8 @@ class TransportImpl final : public Transport {
       std::uint32_t length = 0;
       Link& link = *links_[t];
       try {
-        link.check(link.network().register_memory(link.endpoint(), &memory, &region->local[t], bytes, &length),
+        link.check(link.network().register_memory(link.endpoint(), &memory, &region->local[t],
+                                                  bytes, &length),
                    base::cat("registering ", block.bytes, " bytes"));
       } catch (...) {
         release(*region);
@@ -310,7 +331,8 @@ class TransportImpl final : public Transport {
       region.remote[r] = nullptr;
     }
     for (int t = 0; t < threads_; ++t) {
-      if (region.local[t]) links_[t]->network().deregister_memory(links_[t]->endpoint(), region.local[t]);
+      if (region.local[t])
+        links_[t]->network().deregister_memory(links_[t]->endpoint(), region.local[t]);
       region.local[t] = nullptr;
     }
   }
@@ -331,9 +353,11 @@ class TransportImpl final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> Transport::open(bootstrap::Bootstrap& bootstrap, const base::Parameters& parameters,
-                                           const Place&, Hooks hooks) {
-  const auto deadline = base::Deadline::after(base::parameter_duration("MARROW_BOOTSTRAP_TIMEOUT", parameters));
+std::unique_ptr<Transport> Transport::open(bootstrap::Bootstrap& bootstrap,
+                                           const base::Parameters& parameters, const Place&,
+                                           Hooks hooks) {
+  const auto deadline =
+      base::Deadline::after(base::parameter_duration("MARROW_BOOTSTRAP_TIMEOUT", parameters));
   std::vector<Candidate> mine;
   std::unique_ptr<TransportImpl> transport;
   const std::vector<Blob> lists = together(bootstrap, "reading MARROW_NETWORK", [&] {
@@ -349,7 +373,9 @@ std::unique_ptr<Transport> Transport::open(bootstrap::Bootstrap& bootstrap, cons
       std::string ours = text_of(lists[bootstrap.rank()]);
       std::replace(theirs.begin(), theirs.end(), '\n', ' ');
       std::replace(ours.begin(), ours.end(), '\n', ' ');
-      throw Error(Code::mismatch, base::cat("rank ", bootstrap.rank(), " would try the networks ", ours, "and rank ", r, " ", theirs),
+      throw Error(Code::mismatch,
+                  base::cat("rank ", bootstrap.rank(), " would try the networks ", ours,
+                            "and rank ", r, " ", theirs),
                   "give MARROW_NETWORK one value on every rank");
     }
   }
@@ -361,12 +387,16 @@ std::unique_ptr<Transport> Transport::open(bootstrap::Bootstrap& bootstrap, cons
       MARROW_INFO(proxy, "network ", transport->name(), " connects ", bootstrap.nranks(), " ranks");
       return transport;
     } catch (const Error& error) {
-      if (error.code() == Code::aborted || error.code() == Code::mismatch || error.code() == Code::peer_failed) throw;
-      reasons += base::cat(reasons.empty() ? "" : "; ", candidate.network->name, ": ", error.sentence());
+      if (error.code() == Code::aborted || error.code() == Code::mismatch ||
+          error.code() == Code::peer_failed)
+        throw;
+      reasons +=
+          base::cat(reasons.empty() ? "" : "; ", candidate.network->name, ": ", error.sentence());
     }
   }
   throw Error(Code::unsupported,
-              base::cat("no network connects all ranks: ", reasons.empty() ? "this build has none" : reasons),
+              base::cat("no network connects all ranks: ",
+                        reasons.empty() ? "this build has none" : reasons),
               "set MARROW_NETWORK to one that reaches every host");
 }
 

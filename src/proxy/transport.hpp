@@ -50,8 +50,9 @@ class Transport {
   /// Collective of all ranks: agrees on a network (MARROW_NETWORK), connects, starts the threads.
   /// @throws Error(unsupported) saying for each network why not, the same on every rank;
   ///         Error(invalid_argument) for an unknown network, listing the known ones
-  static std::unique_ptr<Transport> open(bootstrap::Bootstrap& bootstrap, const base::Parameters& parameters,
-                                         const Place& place, Hooks hooks);
+  static std::unique_ptr<Transport> open(bootstrap::Bootstrap& bootstrap,
+                                         const base::Parameters& parameters, const Place& place,
+                                         Hooks hooks);
 
   virtual ~Transport() = default;
 
@@ -72,7 +73,8 @@ class Transport {
   virtual void deregister(std::uint32_t id) = 0;
 
   /// Collective. arena must outlive the Device. counters: host memory, one 64-bit word per counter.
-  virtual std::unique_ptr<Device> create_device(memory::Arena& arena, const Requirements& requirements,
+  virtual std::unique_ptr<Device> create_device(memory::Arena& arena,
+                                                const Requirements& requirements,
                                                 const memory::Block& counters) = 0;
 
   /// A peer is gone: operations to it complete with Status::peer_failed, now and later. Any thread; returns at once.
@@ -82,8 +84,8 @@ class Transport {
 /// A network for people: `marrow info`.
 struct NetworkInfo {
   std::string name;
-  std::string device;   ///< first device; empty: none on this host
-  std::string reason;   ///< why it cannot be used here; empty: it can
+  std::string device;  ///< first device; empty: none on this host
+  std::string reason;  ///< why it cannot be used here; empty: it can
   int priority = 0;
 };
 /// All networks linked into this program. Tries init; no endpoint is made.

@@ -12,9 +12,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::string plugin(const char* name) { return std::string(MARROW_BINARY_DIR) + "/tests/network_" + name + ".so"; }
+std::string plugin(const char* name) {
+  return std::string(MARROW_BINARY_DIR) + "/tests/network_" + name + ".so";
+}
 
-MARROW_KERNEL everything(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle local, Status* out) {
+MARROW_KERNEL everything(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle local,
+                         Status* out) {
   Gin gin(comm, 0);
   std::uint64_t old = 0;
   Status status = gin.put(0, window, 128, local, 0, 1000, SignalAdd{0, 2});
@@ -47,7 +50,8 @@ TEST(NetworkPlugin, APluginInCCarriesTheProxy) {
       options);
   // More ranks than it connects: its own sentence comes back, on every rank.
   try {
-    run_proxy_ranks(2, [](ProxyRank&) {}, options);
+    run_proxy_ranks(
+        2, [](ProxyRank&) {}, options);
     ADD_FAILURE() << "connected two ranks";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::unsupported);
@@ -60,7 +64,8 @@ TEST(NetworkPlugin, AnotherVersionIsRefused) {
   ProxyOptions options;
   options.parameters.set("MARROW_NETWORK", plugin("self_of_another_version"));
   try {
-    run_proxy_ranks(1, [](ProxyRank&) {}, options);
+    run_proxy_ranks(
+        1, [](ProxyRank&) {}, options);
     ADD_FAILURE() << "loaded it";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::version);

@@ -17,8 +17,8 @@
 namespace marrow::test {
 namespace {
 
-using ::testing::HasSubstr;
 using std::chrono::milliseconds;
+using ::testing::HasSubstr;
 
 const marrow_network& shm() {
   for (const marrow_network* network : proxy::registered_networks()) {
@@ -28,8 +28,8 @@ const marrow_network& shm() {
 }
 
 /// Forks n ranks; each runs body and exits with 0 when no expectation failed.
-void run_processes(int n, const std::function<void(ProxyRank&)>& body, const std::vector<int>& killed = {},
-                   const ProxyOptions& options = {}) {
+void run_processes(int n, const std::function<void(ProxyRank&)>& body,
+                   const std::vector<int>& killed = {}, const ProxyOptions& options = {}) {
   const UniqueId id = UniqueId::create();
   std::vector<pid_t> children;
   for (int r = 0; r < n; ++r) {
@@ -55,16 +55,19 @@ void run_processes(int n, const std::function<void(ProxyRank&)>& body, const std
     int status = 0;
     waitpid(children[r], &status, 0);
     const bool meant = std::find(killed.begin(), killed.end(), r) != killed.end();
-    EXPECT_TRUE(meant ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << r;
+    EXPECT_TRUE(meant ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        << "rank " << r;
   }
 }
 
-MARROW_KERNEL exchange(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle local, std::uint64_t bytes, Status* out) {
+MARROW_KERNEL exchange(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle local,
+                       std::uint64_t bytes, Status* out) {
   Gin gin(comm, 0);
   Status status = Status::ok;
   const std::uint64_t each = bytes / comm.nranks;
   for (int peer = 0; peer < comm.nranks; ++peer) {
-    status = worse(status, gin.put(peer, window, comm.rank * each, local, peer * each, each, SignalAdd{0, 1}));
+    status = worse(
+        status, gin.put(peer, window, comm.rank * each, local, peer * each, each, SignalAdd{0, 1}));
   }
   status = worse(status, gin.wait_signal(0, comm.nranks));
   std::uint64_t old = 0;
@@ -78,25 +81,29 @@ MARROW_KERNEL exchange(DeviceCommunicator comm, WindowHandle window, LocalBuffer
 TEST(ShmProcesses, AllToAll) {
   ProxyOptions options;
   options.window_bytes = 40008;
-  run_processes(3, [](ProxyRank& rank) {
-    const std::uint64_t bytes = 39999;
-    for (std::uint64_t i = 0; i < bytes; ++i) rank.local_block.host[i] = static_cast<std::byte>(i * 7 + rank.rank());
-    Status status = Status::invalid;
-    // The counted word lies behind the data.
-    rank.run(1, 1, exchange, rank.window, rank.local, bytes / 24 * 24, &status);
-    ASSERT_EQ(status, Status::ok);
-    const std::uint64_t each = bytes / 24 * 24 / 3;
-    for (std::uint64_t i = 0; i < each * 3; ++i) {
-      const std::uint64_t in_sender = rank.rank() * each + i % each;
-      ASSERT_EQ(rank.window.local[i], static_cast<std::byte>(in_sender * 7 + i / each)) << i;
-    }
-    if (rank.rank() == 0) {
-      std::uint64_t count = 0;
-      std::memcpy(&count, rank.window.local + each * 3, 8);
-      EXPECT_EQ(count, 3u);
-    }
-    EXPECT_TRUE(rank.errors().empty());
-  }, {}, options);
+  run_processes(
+      3,
+      [](ProxyRank& rank) {
+        const std::uint64_t bytes = 39999;
+        for (std::uint64_t i = 0; i < bytes; ++i)
+          rank.local_block.host[i] = static_cast<std::byte>(i * 7 + rank.rank());
+        Status status = Status::invalid;
+        // The counted word lies behind the data.
+        rank.run(1, 1, exchange, rank.window, rank.local, bytes / 24 * 24, &status);
+        ASSERT_EQ(status, Status::ok);
+        const std::uint64_t each = bytes / 24 * 24 / 3;
+        for (std::uint64_t i = 0; i < each * 3; ++i) {
+          const std::uint64_t in_sender = rank.rank() * each + i % each;
+          ASSERT_EQ(rank.window.local[i], static_cast<std::byte>(in_sender * 7 + i / each)) << i;
+        }
+        if (rank.rank() == 0) {
+          std::uint64_t count = 0;
+          std::memcpy(&count, rank.window.local + each * 3, 8);
+          EXPECT_EQ(count, 3u);
+        }
+        EXPECT_TRUE(rank.errors().empty());
+      },
+      {}, options);
 }
 
 MARROW_KERNEL until_it_fails(DeviceCommunicator comm, WindowHandle window, Status* out) {
@@ -108,22 +115,24 @@ MARROW_KERNEL until_it_fails(DeviceCommunicator comm, WindowHandle window, Statu
 }
 
 TEST(ShmProcesses, AKilledPeerIsNoticedByTheNetworkItself) {
-  run_processes(3, [](ProxyRank& rank) {
-    rank.bootstrap().barrier();
-    if (rank.rank() == 1) {
-      std::this_thread::sleep_for(milliseconds(50));
-      kill(getpid(), SIGKILL);
-    }
-    const auto start = std::chrono::steady_clock::now();
-    Status status = Status::ok;
-    rank.run(1, 1, until_it_fails, rank.window, &status);
-    EXPECT_EQ(status, Status::peer_failed);
-    EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(2000));
-    const auto errors = rank.errors();
-    ASSERT_FALSE(errors.empty());
-    EXPECT_EQ(errors[0].first, 1);
-    EXPECT_EQ(errors[0].second.code(), Code::peer_failed);
-  }, {1});
+  run_processes(3,
+                [](ProxyRank& rank) {
+                  rank.bootstrap().barrier();
+                  if (rank.rank() == 1) {
+                    std::this_thread::sleep_for(milliseconds(50));
+                    kill(getpid(), SIGKILL);
+                  }
+                  const auto start = std::chrono::steady_clock::now();
+                  Status status = Status::ok;
+                  rank.run(1, 1, until_it_fails, rank.window, &status);
+                  EXPECT_EQ(status, Status::peer_failed);
+                  EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(2000));
+                  const auto errors = rank.errors();
+                  ASSERT_FALSE(errors.empty());
+                  EXPECT_EQ(errors[0].first, 1);
+                  EXPECT_EQ(errors[0].second.code(), Code::peer_failed);
+                },
+                {1});
 }
 
 /// Two endpoints of this process, driven by hand.
@@ -153,7 +162,8 @@ struct Pair {
       EXPECT_EQ(shm().listen(side.instance, 0, r, 2, &events, &side.endpoint, &side.address), 0);
     }
     const marrow_network_address all[2] = {sides[0].address, sides[1].address};
-    for (Side& side : sides) EXPECT_EQ(shm().connect(side.endpoint, all, 5'000'000'000), 0) << shm().last_error();
+    for (Side& side : sides)
+      EXPECT_EQ(shm().connect(side.endpoint, all, 5'000'000'000), 0) << shm().last_error();
   }
   ~Pair() {
     for (Side& side : sides) {
@@ -188,7 +198,8 @@ TEST(ShmNetwork, AFullInboxTakesFewerAndLosesNothing) {
   int completed = 0;
   bool refused = false;
   while (posted < all.size()) {
-    const int n = shm().post(pair.sides[0].endpoint, all.data() + posted, static_cast<std::uint32_t>(all.size()) - posted);
+    const int n = shm().post(pair.sides[0].endpoint, all.data() + posted,
+                             static_cast<std::uint32_t>(all.size()) - posted);
     ASSERT_GE(n, 0);
     posted += static_cast<std::uint32_t>(n);
     if (n == 0) {

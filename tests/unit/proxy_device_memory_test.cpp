@@ -37,7 +37,9 @@ class LateCopyEngine final : public proxy::CopyEngine {
     }
     return finished_ >= ticket;
   }
-  void* map(int, std::uint64_t, std::size_t) override { throw std::logic_error("ranks are threads here"); }
+  void* map(int, std::uint64_t, std::size_t) override {
+    throw std::logic_error("ranks are threads here");
+  }
   void unmap(void*, std::size_t) override {}
 
  private:
@@ -61,14 +63,15 @@ ProxyOptions with_late_copies() {
   return options;
 }
 
-MARROW_KERNEL rounds(DeviceCommunicator comm, WindowHandle device, WindowHandle host, LocalBufferHandle local, int count,
-                     std::uint32_t* wrong, Status* out) {
+MARROW_KERNEL rounds(DeviceCommunicator comm, WindowHandle device, WindowHandle host,
+                     LocalBufferHandle local, int count, std::uint32_t* wrong, Status* out) {
   Gin gin(comm, 0);
   const int peer = 1 - comm.rank;
   Status status = Status::ok;
   for (int i = 1; i <= count && status == Status::ok; ++i) {
     const std::uint64_t half = (i & 1) * 4096;
-    for (int b = 0; b < 1000; ++b) local.local[half + b] = static_cast<std::byte>(i * 3 + b + comm.rank);
+    for (int b = 0; b < 1000; ++b)
+      local.local[half + b] = static_cast<std::byte>(i * 3 + b + comm.rank);
     // To device memory, to host memory behind it, a value, then the signal: all must be there.
     status = worse(status, gin.put(peer, device, half, local, half, 1000));
     status = worse(status, gin.put(peer, host, half, local, half, 1000));

@@ -23,13 +23,15 @@ Status post_raw(const DeviceCommunicator& comm, ProxyOperation op) {
   --ring.credits;
   const std::uint64_t lap = proxy_lap(index, ring.log_size);
   for (int i = 0; i < 4; ++i) {
-    store_cell(&ring.slots[index & ((1u << ring.log_size) - 1)].chunk[i], Cell16{d.chunk[i].low, d.chunk[i].high | lap});
+    store_cell(&ring.slots[index & ((1u << ring.log_size) - 1)].chunk[i],
+               Cell16{d.chunk[i].low, d.chunk[i].high | lap});
   }
   if (op.peer < comm.nranks) comm.proxy->posted[op.peer] = index + 1;
   return Status::ok;
 }
 
-MARROW_KERNEL bad_offset(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle local, int which, Status* out) {
+MARROW_KERNEL bad_offset(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle local,
+                         int which, Status* out) {
   Gin gin(comm, 0);
   const int peer = 1 - comm.rank;
   const std::uint64_t end = window.bytes;
@@ -38,10 +40,19 @@ MARROW_KERNEL bad_offset(DeviceCommunicator comm, WindowHandle window, LocalBuff
   const detail::Knobs knobs;
   using detail::PathProxy;
   switch (which) {
-    case 0: status = PathProxy::put(comm, 0, {peer, window, end - 7, Region(local), 0, 8}, {}, knobs); break;
-    case 1: status = PathProxy::put(comm, 0, {peer, window, ~std::uint64_t{0} - 3, Region(local), 0, 8}, {}, knobs); break;
-    case 2: status = PathProxy::put(comm, 0, {peer, window, 0, Region(local), local.bytes, 1}, {}, knobs); break;
-    case 3: status = PathProxy::get(comm, 0, {peer, window, end, Region(local), 0, 1}, knobs); break;
+    case 0:
+      status = PathProxy::put(comm, 0, {peer, window, end - 7, Region(local), 0, 8}, {}, knobs);
+      break;
+    case 1:
+      status = PathProxy::put(comm, 0, {peer, window, ~std::uint64_t{0} - 3, Region(local), 0, 8},
+                              {}, knobs);
+      break;
+    case 2:
+      status = PathProxy::put(comm, 0, {peer, window, 0, Region(local), local.bytes, 1}, {}, knobs);
+      break;
+    case 3:
+      status = PathProxy::get(comm, 0, {peer, window, end, Region(local), 0, 1}, knobs);
+      break;
     case 4: {
       const detail::Then then{&window, 4, 1, true};  // not aligned
       status = PathProxy::add(comm, 0, peer, then, knobs);
@@ -84,7 +95,8 @@ TEST(ProxyFaults, WhatIsNotThereIsRefusedAndNothingIsWritten) {
         EXPECT_THAT(errors[0].second.sentence(), HasSubstr("rank 1"));
       }
       rank.bootstrap().barrier();
-      for (std::uint64_t i = 0; i < rank.window.bytes; ++i) ASSERT_EQ(rank.window.local[i], std::byte{0x5a});
+      for (std::uint64_t i = 0; i < rank.window.bytes; ++i)
+        ASSERT_EQ(rank.window.local[i], std::byte{0x5a});
       EXPECT_EQ(rank.rank() == 0, !rank.errors().empty());
     });
   }
@@ -125,7 +137,8 @@ TEST(ProxyFaults, RandomDescriptorsHarmNobody) {
     rank.run(1, 1, good_put, rank.window, 1, &status);
     EXPECT_EQ(status, Status::ok);
     EXPECT_FALSE(rank.errors().empty());
-    for (std::uint64_t i = 0; i < rank.local_block.bytes; ++i) ASSERT_EQ(rank.local_block.host[i], std::byte{0});
+    for (std::uint64_t i = 0; i < rank.local_block.bytes; ++i)
+      ASSERT_EQ(rank.local_block.host[i], std::byte{0});
   });
 }
 
@@ -199,7 +212,8 @@ TEST(ProxyFaults, WindowsComeAndGo) {
   });
 }
 
-std::string open_error(int n, const std::function<base::Parameters(int)>& parameters, Code expected) {
+std::string open_error(int n, const std::function<base::Parameters(int)>& parameters,
+                       Code expected) {
   const UniqueId id = UniqueId::create();
   std::vector<std::thread> threads;
   std::vector<std::string> sentences(n);
@@ -231,25 +245,33 @@ base::Parameters with(const char* name, const char* value) {
 }
 
 TEST(ProxyFaults, UnknownNetworkListsTheKnownOnes) {
-  const std::string text =
-      open_error(2, [](int) { return with("MARROW_NETWORK", "smh"); }, Code::invalid_argument);
+  const std::string text = open_error(
+      2, [](int) { return with("MARROW_NETWORK", "smh"); }, Code::invalid_argument);
   EXPECT_THAT(text, HasSubstr("smh"));
   EXPECT_THAT(text, HasSubstr("shm"));
 }
 
 TEST(ProxyFaults, UnknownNetworkOnOneRankFailsBoth) {
-  open_error(2, [](int r) { return with("MARROW_NETWORK", r == 0 ? "smh" : "shm"); }, Code::invalid_argument);
+  open_error(
+      2, [](int r) { return with("MARROW_NETWORK", r == 0 ? "smh" : "shm"); },
+      Code::invalid_argument);
 }
 
 TEST(ProxyFaults, MissingPluginAndBadOption) {
-  EXPECT_THAT(open_error(1, [](int) { return with("MARROW_NETWORK", "/nonexistent/net.so"); }, Code::unsupported),
-              HasSubstr("/nonexistent/net.so"));
-  EXPECT_THAT(open_error(1, [](int) { return with("MARROW_NETWORK", "shm?colour=red"); }, Code::unsupported),
-              HasSubstr("colour"));
+  EXPECT_THAT(
+      open_error(
+          1, [](int) { return with("MARROW_NETWORK", "/nonexistent/net.so"); }, Code::unsupported),
+      HasSubstr("/nonexistent/net.so"));
+  EXPECT_THAT(
+      open_error(
+          1, [](int) { return with("MARROW_NETWORK", "shm?colour=red"); }, Code::unsupported),
+      HasSubstr("colour"));
 }
 
 TEST(ProxyFaults, DifferentThreadCountsAreAMismatch) {
-  EXPECT_THAT(open_error(2, [](int r) { return with("MARROW_PROXY_THREADS", r == 0 ? "1" : "2"); }, Code::mismatch),
+  EXPECT_THAT(open_error(
+                  2, [](int r) { return with("MARROW_PROXY_THREADS", r == 0 ? "1" : "2"); },
+                  Code::mismatch),
               HasSubstr("MARROW_PROXY_THREADS"));
 }
 
@@ -263,7 +285,8 @@ TEST(Networks, TheTableRefusesOtherVersionsAndTakenNames) {
   EXPECT_EQ(marrow_network_register(&copy), MARROW_NETWORK_INVALID);
   EXPECT_EQ(proxy::registered_networks().size(), known.size());
   bool found = false;
-  for (const auto& info : proxy::known_networks()) found |= info.name == "shm" && info.reason.empty();
+  for (const auto& info : proxy::known_networks())
+    found |= info.name == "shm" && info.reason.empty();
   EXPECT_TRUE(found);
 }
 

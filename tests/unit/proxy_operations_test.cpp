@@ -9,10 +9,12 @@
 namespace marrow::test {
 namespace {
 
-std::uint8_t pattern(std::uint64_t i, int seed) { return static_cast<std::uint8_t>(i * 13 + i / 251 + static_cast<std::uint64_t>(seed)); }
+std::uint8_t pattern(std::uint64_t i, int seed) {
+  return static_cast<std::uint8_t>(i * 13 + i / 251 + static_cast<std::uint64_t>(seed));
+}
 
-MARROW_KERNEL put_signal(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle local, std::uint64_t to,
-                         std::uint64_t from, std::uint64_t bytes, Status* out) {
+MARROW_KERNEL put_signal(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle local,
+                         std::uint64_t to, std::uint64_t from, std::uint64_t bytes, Status* out) {
   Gin gin(comm, 0);
   const int peer = (comm.rank + 1) % comm.nranks;
   Status status = gin.put(peer, window, to, local, from, bytes, SignalAdd{3, 1});
@@ -30,19 +32,23 @@ TEST(ProxyOperations, PutsOfAllSizesAndAlignmentsArriveBeforeTheirSignal) {
     run_proxy_ranks(
         n,
         [&](ProxyRank& rank) {
-          for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{7}, std::uint64_t{8},
-                                            std::uint64_t{15}, std::uint64_t{16}, std::uint64_t{4096}, kMax}) {
+          for (const std::uint64_t bytes :
+               {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{7}, std::uint64_t{8},
+                std::uint64_t{15}, std::uint64_t{16}, std::uint64_t{4096}, kMax}) {
             for (const std::uint64_t shift : {0, 3}) {
               std::byte* source = rank.local_block.host;
-              for (std::uint64_t i = 0; i < bytes; ++i) source[5 + i] = std::byte{pattern(i, rank.rank())};
+              for (std::uint64_t i = 0; i < bytes; ++i)
+                source[5 + i] = std::byte{pattern(i, rank.rank())};
               std::memset(rank.window.local, 0xee, bytes + 32);
               rank.bootstrap().barrier();
               Status status = Status::invalid;
-              rank.run(1, 1, put_signal, rank.window, rank.local, shift, std::uint64_t{5}, bytes, &status);
+              rank.run(1, 1, put_signal, rank.window, rank.local, shift, std::uint64_t{5}, bytes,
+                       &status);
               ASSERT_EQ(status, Status::ok) << bytes;
               const int from = (rank.rank() + n - 1) % n;
               for (std::uint64_t i = 0; i < bytes; ++i) {
-                ASSERT_EQ(rank.window.local[shift + i], std::byte{pattern(i, from)}) << i << " of " << bytes;
+                ASSERT_EQ(rank.window.local[shift + i], std::byte{pattern(i, from)})
+                    << i << " of " << bytes;
               }
               ASSERT_EQ(rank.window.local[shift + bytes], std::byte{0xee});
               rank.bootstrap().barrier();
@@ -54,15 +60,18 @@ TEST(ProxyOperations, PutsOfAllSizesAndAlignmentsArriveBeforeTheirSignal) {
   }
 }
 
-MARROW_KERNEL values_and_gets(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle local, Status* out) {
+MARROW_KERNEL values_and_gets(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle local,
+                              Status* out) {
   Gin gin(comm, 1);
   const int peer = (comm.rank + 1) % comm.nranks;
   struct Triple {
     std::uint64_t a, b, c;
   };
-  Status status = gin.put_value(peer, window, 64, Triple{1, 2, static_cast<std::uint64_t>(comm.rank)});
+  Status status =
+      gin.put_value(peer, window, 64, Triple{1, 2, static_cast<std::uint64_t>(comm.rank)});
   status = worse(status, gin.put_value(peer, window, 89, std::uint8_t{7}));
-  status = worse(status, gin.put_value(peer, window, 96, std::uint64_t{9}, SignalAdd{0, ~std::uint64_t{0} - 5}));
+  status = worse(status, gin.put_value(peer, window, 96, std::uint64_t{9},
+                                       SignalAdd{0, ~std::uint64_t{0} - 5}));
   status = worse(status, gin.wait_signal(0, ~std::uint64_t{0} - 5));
   status = worse(status, gin.signal(peer, SignalAdd{1, 1}));
   status = worse(status, gin.wait_signal(1, 1));
@@ -91,7 +100,8 @@ TEST(ProxyOperations, ValuesGetsAndCounters) {
   });
 }
 
-MARROW_KERNEL atomics(DeviceCommunicator comm, WindowHandle window, int rounds, std::uint64_t* seen, Status* out) {
+MARROW_KERNEL atomics(DeviceCommunicator comm, WindowHandle window, int rounds, std::uint64_t* seen,
+                      Status* out) {
   Gin gin(comm, 0);
   Status status = Status::ok;
   for (int i = 0; i < rounds; ++i) {
@@ -107,7 +117,9 @@ MARROW_KERNEL atomics(DeviceCommunicator comm, WindowHandle window, int rounds, 
     if (old != 1) status = Status::invalid;
   }
   status = worse(status, gin.flush_remote());
-  if (status != Status::ok) store_relaxed<Scope::device>(reinterpret_cast<std::uint32_t*>(out), static_cast<std::uint32_t>(status));
+  if (status != Status::ok)
+    store_relaxed<Scope::device>(reinterpret_cast<std::uint32_t*>(out),
+                                 static_cast<std::uint32_t>(status));
 }
 
 TEST(ProxyOperations, AtomicsAreExact) {
@@ -115,7 +127,8 @@ TEST(ProxyOperations, AtomicsAreExact) {
   std::vector<std::uint64_t> all(kRanks * kRounds * kThreads);
   run_proxy_ranks(kRanks, [&](ProxyRank& rank) {
     Status status = Status::ok;
-    rank.run(1, kThreads, atomics, rank.window, kRounds, &all[rank.rank() * kRounds * kThreads], &status);
+    rank.run(1, kThreads, atomics, rank.window, kRounds, &all[rank.rank() * kRounds * kThreads],
+             &status);
     EXPECT_EQ(status, Status::ok);
     rank.bootstrap().barrier();
     if (rank.rank() == 0) {
@@ -136,9 +149,11 @@ MARROW_KERNEL packets(DeviceCommunicator comm, int rounds, Status* out) {
   for (int i = 1; i <= rounds && status == Status::ok; ++i) {
     std::uint64_t value = 0;
     // Four slots in turn: round the ring of three, a later packet proves that an earlier one was taken.
-    status = gin.send_packet(peer, comm.rank * 4 + i % 4, 0x123456789abcdef0u * static_cast<unsigned>(i), i);
+    status = gin.send_packet(peer, comm.rank * 4 + i % 4,
+                             0x123456789abcdef0u * static_cast<unsigned>(i), i);
     status = worse(status, gin.receive_packet(from * 4 + i % 4, i, &value));
-    if (status == Status::ok && value != 0x123456789abcdef0u * static_cast<unsigned>(i)) status = Status::invalid;
+    if (status == Status::ok && value != 0x123456789abcdef0u * static_cast<unsigned>(i))
+      status = Status::invalid;
   }
   *out = status;
 }
@@ -152,8 +167,8 @@ TEST(ProxyOperations, Packets) {
 }
 
 /// Every thread puts a block's worth, then one strong signal for all of them; the reader checks all.
-MARROW_KERNEL ordered_rounds(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle local, int rounds,
-                             std::uint64_t bytes, std::uint32_t* wrong) {
+MARROW_KERNEL ordered_rounds(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle local,
+                             int rounds, std::uint64_t bytes, std::uint32_t* wrong) {
   Gin gin(comm, 0);
   const int peer = (comm.rank + 1) % comm.nranks;
   const int from = (comm.rank + comm.nranks - 1) % comm.nranks;
@@ -165,7 +180,8 @@ MARROW_KERNEL ordered_rounds(DeviceCommunicator comm, WindowHandle window, Local
     const std::uint64_t base = (i & 1) ? half : 0;
     if (i > 2) status = gin.wait_signal(2, i - 2, Block{});
     status = worse(status, gin.flush(Block{}));
-    for (std::uint64_t b = 0; b < bytes; ++b) local.local[base + mine + b] = static_cast<std::byte>(i + comm.rank + thread_index());
+    for (std::uint64_t b = 0; b < bytes; ++b)
+      local.local[base + mine + b] = static_cast<std::byte>(i + comm.rank + thread_index());
     status = worse(status, gin.put(peer, window, base + mine, local, base + mine, bytes));
     block_sync();
     if (thread_index() == 0) status = worse(status, gin.signal(peer, SignalAdd{1, 1}));
@@ -187,9 +203,11 @@ void run_rounds(ProxyOptions options, int ranks, int block, int rounds) {
       ranks,
       [&](ProxyRank& rank) {
         std::uint32_t wrong = 0;
-        rank.run(1, block, ordered_rounds, rank.window, rank.local, rounds, std::uint64_t{24}, &wrong);
+        rank.run(1, block, ordered_rounds, rank.window, rank.local, rounds, std::uint64_t{24},
+                 &wrong);
         EXPECT_EQ(wrong, 0u);
-        for (const auto& [peer, error] : rank.errors()) ADD_FAILURE() << peer << ": " << error.what();
+        for (const auto& [peer, error] : rank.errors())
+          ADD_FAILURE() << peer << ": " << error.what();
       },
       options);
 }

@@ -30,7 +30,8 @@ TEST(ProxyDescriptors, RoundTrip) {
     op.window = static_cast<std::uint32_t>(random() % kProxyMaxWindows);
     op.add_window = static_cast<std::uint32_t>(random() % kProxyMaxRegions);
     op.region = static_cast<std::uint32_t>(random() % kProxyMaxRegions);
-    const bool fetch = op.opcode == ProxyOpcode::fetch_add || op.opcode == ProxyOpcode::compare_swap;
+    const bool fetch =
+        op.opcode == ProxyOpcode::fetch_add || op.opcode == ProxyOpcode::compare_swap;
     if (op.opcode == ProxyOpcode::put_value) {
       op.offset = random() >> 8;
       op.bytes = 1 + random() % 24;
@@ -91,10 +92,13 @@ struct Bench {
     comm.contexts = 1;
     comm.sharing = sharing;
     comm.wait_ns = 5'000'000'000;
-    comm.control = reinterpret_cast<ControlBlock*>(arena->allocate(sizeof(ControlBlock), Memory::host).host);
+    comm.control =
+        reinterpret_cast<ControlBlock*>(arena->allocate(sizeof(ControlBlock), Memory::host).host);
     comm.proxy = rings->device();
   }
-  RingReader reader() const { return {rings->slots(0, 0), rings->log_size(), rings->first_index()}; }
+  RingReader reader() const {
+    return {rings->slots(0, 0), rings->log_size(), rings->first_index()};
+  }
   void consumed(std::uint64_t index) {
     std::atomic_ref(*rings->consumed(0, 0)).store(index, std::memory_order_release);
   }
@@ -104,15 +108,16 @@ struct Bench {
   DeviceCommunicator comm;
 };
 
-Status post_put(const DeviceCommunicator& comm, const WindowHandle& window, const Region& source, std::uint64_t offset,
-                std::uint64_t bytes, Deadline deadline = {}) {
+Status post_put(const DeviceCommunicator& comm, const WindowHandle& window, const Region& source,
+                std::uint64_t offset, std::uint64_t bytes, Deadline deadline = {}) {
   detail::Knobs knobs;
   knobs.deadline = deadline;
   return detail::PathProxy::put(comm, 0, {0, window, offset, source, offset, bytes}, {}, knobs);
 }
 
 /// Producers write a payload each time and post its place; the reader checks the payload.
-void producers_and_reader(std::uint32_t log_size, std::uint64_t first, int producers, int rounds, Sharing sharing) {
+void producers_and_reader(std::uint32_t log_size, std::uint64_t first, int producers, int rounds,
+                          Sharing sharing) {
   Bench bench(log_size, first, sharing);
   WindowHandle window;
   window.id = 5;
@@ -146,7 +151,8 @@ void producers_and_reader(std::uint32_t log_size, std::uint64_t first, int produ
     const std::uint64_t at = op.offset / 8;
     ASSERT_LT(at, payload.size());
     ASSERT_EQ(payload[at], at * 3 + 1);
-    ASSERT_EQ(static_cast<int>(at % rounds), next[at / rounds]++) << "a producer's descriptors out of order";
+    ASSERT_EQ(static_cast<int>(at % rounds), next[at / rounds]++)
+        << "a producer's descriptors out of order";
     // In lumps, so that the ring is often full and often empty.
     if (++got % 7 == 0) bench.consumed(reader.index());
   }
@@ -160,7 +166,9 @@ TEST(ProxyRing, FourProducers) { producers_and_reader(5, 0, 4, 3000, Sharing::de
 TEST(ProxyRing, OneExclusiveProducer) { producers_and_reader(5, 0, 1, 5000, Sharing::thread); }
 TEST(ProxyRing, StartsInTheMiddleOfALap) { producers_and_reader(5, 13, 3, 500, Sharing::device); }
 TEST(ProxyRing, StartsInAnOddLap) { producers_and_reader(4, 16 + 5, 3, 500, Sharing::block); }
-TEST(ProxyRing, CrossesSixteenBits) { producers_and_reader(5, 65536 - 50, 2, 200, Sharing::device); }
+TEST(ProxyRing, CrossesSixteenBits) {
+  producers_and_reader(5, 65536 - 50, 2, 200, Sharing::device);
+}
 TEST(ProxyRing, CrossesThirtyTwoBits) {
   producers_and_reader(5, (std::uint64_t{1} << 32) - 45, 2, 200, Sharing::device);
 }
@@ -183,7 +191,8 @@ TEST(ProxyRing, AFullRingTimesOutAndNothingIsPosted) {
     }
     ASSERT_FALSE(reader.next(&d));
     bench.consumed(reader.index());
-    for (int i = 0; i < 32; ++i) ASSERT_EQ(post_put(bench.comm, window, local, 50 + i, 1), Status::ok);
+    for (int i = 0; i < 32; ++i)
+      ASSERT_EQ(post_put(bench.comm, window, local, 50 + i, 1), Status::ok);
     ASSERT_EQ(post_put(bench.comm, window, local, 99, 1, Deadline{1'000'000}), Status::timeout);
     for (int i = 0; i < 32; ++i) {
       ASSERT_TRUE(reader.next(&d));
@@ -199,17 +208,21 @@ TEST(ProxyRing, PutWithSignalAndValueWithSignalAreOneDescriptor) {
   sync.id = 2;
   LocalBufferHandle local;
   const detail::Then then{&sync, 16, 5, true};
-  ASSERT_EQ(detail::PathProxy::put(bench.comm, 0, {0, window, 8, Region(local), 0, 100}, then, {}), Status::ok);
+  ASSERT_EQ(detail::PathProxy::put(bench.comm, 0, {0, window, 8, Region(local), 0, 100}, then, {}),
+            Status::ok);
   const std::uint64_t value[3] = {1, 2, 3};
-  ASSERT_EQ(detail::PathProxy::put_value(bench.comm, 0, 0, window, 8, value, 24, then, {}), Status::ok);
+  ASSERT_EQ(detail::PathProxy::put_value(bench.comm, 0, 0, window, 8, value, 24, then, {}),
+            Status::ok);
   EXPECT_EQ(detail::PathProxy::ticket(bench.comm, 0, 0), 2u);
   // An add of more than 63 bits takes its own descriptor.
   const detail::Then large{&sync, 16, ~std::uint64_t{0}, true};
-  ASSERT_EQ(detail::PathProxy::put_value(bench.comm, 0, 0, window, 8, value, 24, large, {}), Status::ok);
+  ASSERT_EQ(detail::PathProxy::put_value(bench.comm, 0, 0, window, 8, value, 24, large, {}),
+            Status::ok);
   EXPECT_EQ(detail::PathProxy::ticket(bench.comm, 0, 0), 4u);
   RingReader reader = bench.reader();
   ProxyDescriptor d;
-  for (const ProxyOpcode opcode : {ProxyOpcode::put, ProxyOpcode::put_value, ProxyOpcode::put_value, ProxyOpcode::add}) {
+  for (const ProxyOpcode opcode :
+       {ProxyOpcode::put, ProxyOpcode::put_value, ProxyOpcode::put_value, ProxyOpcode::add}) {
     ASSERT_TRUE(reader.next(&d));
     ASSERT_EQ(proxy_decode(d).opcode, opcode);
   }
@@ -223,7 +236,8 @@ TEST(ProxyRing, FetchSlotsAreGivenBackAfterATimeout) {
   knobs.deadline = Deadline{20'000};
   std::uint64_t old = 0;
   for (std::uint32_t i = 0; i < kProxyFetchSlots + 10; ++i) {
-    ASSERT_EQ(detail::PathProxy::fetch(bench.comm, 0, 0, {window, 0, false, 1, 0}, &old, knobs), Status::timeout);
+    ASSERT_EQ(detail::PathProxy::fetch(bench.comm, 0, 0, {window, 0, false, 1, 0}, &old, knobs),
+              Status::timeout);
   }
   // A result of an earlier generation wakes nobody; the right one does.
   std::thread answer([&] {
@@ -238,7 +252,8 @@ TEST(ProxyRing, FetchSlotsAreGivenBackAfterATimeout) {
     store_cell(result, Cell16{42, op.generation});
   });
   knobs.deadline = {};
-  EXPECT_EQ(detail::PathProxy::fetch(bench.comm, 0, 0, {window, 0, false, 1, 0}, &old, knobs), Status::ok);
+  EXPECT_EQ(detail::PathProxy::fetch(bench.comm, 0, 0, {window, 0, false, 1, 0}, &old, knobs),
+            Status::ok);
   EXPECT_EQ(old, 42u);
   answer.join();
 }

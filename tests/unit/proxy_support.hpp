@@ -20,7 +20,8 @@
 namespace marrow::test {
 
 struct ProxyOptions {
-  Requirements requirements{.contexts = 2, .signals = 16, .counters = 8, .barriers = 2, .packets = 16};
+  Requirements requirements{
+      .contexts = 2, .signals = 16, .counters = 8, .barriers = 2, .packets = 16};
   std::uint64_t window_bytes = 1 << 16;
   std::uint64_t wait_ns = 20'000'000'000;
   base::Parameters parameters;
@@ -60,10 +61,12 @@ class ProxyRank {
     c.wait_ns = options.wait_ns;
     const std::vector<std::uint8_t> paths(nranks, static_cast<std::uint8_t>(Path::proxy));
     c.path = arena_->upload(std::span<const std::uint8_t>(paths));
-    control_ = reinterpret_cast<ControlBlock*>(arena_->allocate(sizeof(ControlBlock), Memory::host).host);
+    control_ =
+        reinterpret_cast<ControlBlock*>(arena_->allocate(sizeof(ControlBlock), Memory::host).host);
     c.control = control_;
     window = make_window(1, options.window_bytes);
-    c.sync[2] = make_window(2, static_cast<std::uint64_t>(c.signal_words) * 8 + 16 + static_cast<std::uint64_t>(r.packets) * 16);
+    c.sync[2] = make_window(2, static_cast<std::uint64_t>(c.signal_words) * 8 + 16 +
+                                   static_cast<std::uint64_t>(r.packets) * 16);
     local_block = arena_->allocate(options.window_bytes, Memory::host);
     transport_->register_region(100, local_block);
     local.abi = kAbiVersion;
@@ -73,7 +76,8 @@ class ProxyRank {
     c.signal_base = words(c.signal_words);
     c.signal_shadow = words(c.signal_words);
     c.counter_base = words(r.counters);
-    const memory::Block counters = arena_->allocate(static_cast<std::uint64_t>(r.counters) * 8 + 8, Memory::host);
+    const memory::Block counters =
+        arena_->allocate(static_cast<std::uint64_t>(r.counters) * 8 + 8, Memory::host);
     c.counter[2] = reinterpret_cast<std::uint64_t*>(counters.device);
     device_ = transport_->create_device(*arena_, r, counters);
     c.proxy = device_->device();
@@ -161,7 +165,8 @@ class ProxyRank {
 };
 
 /// Runs body(rank) on n thread ranks; rethrows the first failure.
-inline void run_proxy_ranks(int n, const std::function<void(ProxyRank&)>& body, const ProxyOptions& options = {}) {
+inline void run_proxy_ranks(int n, const std::function<void(ProxyRank&)>& body,
+                            const ProxyOptions& options = {}) {
   const UniqueId id = UniqueId::create();
   std::vector<std::thread> threads;
   std::vector<std::exception_ptr> failures(n);

@@ -25,13 +25,14 @@ namespace marrow {
 
 enum class ProxyOpcode : std::uint8_t {
   none = 0,
-  put = 1,           ///< region[source_offset] -> peer's window[offset], then the add
-  put_value = 2,     ///< 1..24 inline bytes -> peer's window[offset], then the add
-  get = 3,           ///< peer's window[offset] -> region[source_offset]
-  add = 4,           ///< the add alone
-  fetch_add = 5,     ///< old value goes to the ring's result slot
+  put = 1,        ///< region[source_offset] -> peer's window[offset], then the add
+  put_value = 2,  ///< 1..24 inline bytes -> peer's window[offset], then the add
+  get = 3,        ///< peer's window[offset] -> region[source_offset]
+  add = 4,        ///< the add alone
+  fetch_add = 5,  ///< old value goes to the ring's result slot
   compare_swap = 6,
-  flush_remote = 7,  ///< done when the peer can see everything posted before on this (context, peer)
+  flush_remote =
+      7,  ///< done when the peer can see everything posted before on this (context, peer)
 };
 
 /// Window ids in descriptors are smaller than this, ids of local buffers than the next.
@@ -88,9 +89,12 @@ MARROW_HOST_DEVICE constexpr ProxyDescriptor proxy_encode(const ProxyOperation& 
   constexpr std::uint64_t kId = kProxyMaxRegions - 1;
   constexpr std::uint64_t kCounter = kProxyMaxCounters;
   ProxyDescriptor d{};
-  d.chunk[0].high = (static_cast<std::uint64_t>(op.opcode) & 31) << 58 | static_cast<std::uint64_t>(op.strong) << 57 |
-                    static_cast<std::uint64_t>(op.has_add) << 56 | static_cast<std::uint64_t>(op.peer) << 40 |
-                    (static_cast<std::uint64_t>(op.counter + 1) & kCounter) << 23 | (op.window & (kProxyMaxWindows - 1));
+  d.chunk[0].high = (static_cast<std::uint64_t>(op.opcode) & 31) << 58 |
+                    static_cast<std::uint64_t>(op.strong) << 57 |
+                    static_cast<std::uint64_t>(op.has_add) << 56 |
+                    static_cast<std::uint64_t>(op.peer) << 40 |
+                    (static_cast<std::uint64_t>(op.counter + 1) & kCounter) << 23 |
+                    (op.window & (kProxyMaxWindows - 1));
   d.chunk[1].high = (op.add_window & kId) << 31 | (op.region & kId);
   d.chunk[3].high = op.add_offset & ~kProxyLapBit;
   if (op.opcode == ProxyOpcode::put_value) {
@@ -159,34 +163,41 @@ inline constexpr std::uint32_t kProxyFetchSlots = 256;
 /// leaves nothing behind. Credits come from the distance between `consumed` (host memory, written by
 /// the thread) and `consumed_seen`, the value they were last counted up to.
 struct ProxyRing {
-  alignas(64) ProxyDescriptor* slots;   ///< [1 << log_size], pinned host memory
-  const std::uint64_t* consumed;        ///< pinned host memory: index of the first slot the thread has not read
-  const ProxyChunk* results;            ///< [kProxyFetchSlots], pinned host memory: {old value, status << 32 | generation}
+  alignas(64) ProxyDescriptor* slots;  ///< [1 << log_size], pinned host memory
+  const std::uint64_t*
+      consumed;  ///< pinned host memory: index of the first slot the thread has not read
+  const ProxyChunk*
+      results;  ///< [kProxyFetchSlots], pinned host memory: {old value, status << 32 | generation}
   std::uint32_t log_size;
   std::uint32_t reserved0;
-  alignas(64) std::uint64_t producer;   ///< next index
-  alignas(64) std::uint64_t credits;    ///< free slots nobody took (as signed; dips below 0 for a moment)
+  alignas(64) std::uint64_t producer;  ///< next index
+  alignas(
+      64) std::uint64_t credits;  ///< free slots nobody took (as signed; dips below 0 for a moment)
   std::uint64_t consumed_seen;
   alignas(64) std::uint64_t fetch_free[kProxyFetchSlots / 64];  ///< bit set: result slot is free
   alignas(64) std::uint32_t generation[kProxyFetchSlots];  ///< how often a result slot was taken
 };
-static_assert(sizeof(ProxyRing) == 4 * 64 + 4 * kProxyFetchSlots && offsetof(ProxyRing, producer) == 64 &&
-              offsetof(ProxyRing, credits) == 128 && offsetof(ProxyRing, fetch_free) == 192);
+static_assert(sizeof(ProxyRing) == 4 * 64 + 4 * kProxyFetchSlots &&
+              offsetof(ProxyRing, producer) == 64 && offsetof(ProxyRing, credits) == 128 &&
+              offsetof(ProxyRing, fetch_free) == 192);
 
 /// Completion of one (context, peer), pinned host memory, written by the thread.
 struct alignas(16) ProxyCompletion {
-  std::uint64_t completed;  ///< every operation of this queue with a ring index below is complete; stored last (release)
-  std::uint64_t status;     ///< Status of the worst of them; stays
+  std::uint64_t
+      completed;  ///< every operation of this queue with a ring index below is complete; stored last (release)
+  std::uint64_t status;  ///< Status of the worst of them; stays
 };
 static_assert(sizeof(ProxyCompletion) == 16);
 
 /// What DeviceCommunicator::proxy points at. 48 bytes.
 struct ProxyDevice {
   std::uint32_t abi = 0;
-  std::uint32_t threads = 1;                     ///< progress threads; ring of (context, peer) is context * threads + peer % threads
-  ProxyRing* rings = nullptr;                    ///< [contexts * threads]
-  std::uint64_t* posted = nullptr;               ///< [contexts * nranks] ring index after the queue's last operation
-  const ProxyCompletion* completion = nullptr;   ///< [contexts * nranks]
+  std::uint32_t threads =
+      1;  ///< progress threads; ring of (context, peer) is context * threads + peer % threads
+  ProxyRing* rings = nullptr;  ///< [contexts * threads]
+  std::uint64_t* posted =
+      nullptr;  ///< [contexts * nranks] ring index after the queue's last operation
+  const ProxyCompletion* completion = nullptr;  ///< [contexts * nranks]
   std::uint64_t reserved[2] = {};
 };
 static_assert(sizeof(ProxyDevice) == 48 && offsetof(ProxyDevice, completion) == 24);

@@ -77,14 +77,14 @@ Options parse_options(const std::string& text) {
       throw Error(Code::invalid_argument, base::cat("network shm has no option '", key, "'"),
                   "its only option is reorder=<seed>, for tests");
     }
-    options.reorder = static_cast<std::uint64_t>(
-        base::parse_int(equal < item.size() ? item.substr(equal + 1) : "", "option reorder of network shm"));
+    options.reorder = static_cast<std::uint64_t>(base::parse_int(
+        equal < item.size() ? item.substr(equal + 1) : "", "option reorder of network shm"));
   }
   return options;
 }
 
-Endpoint::Endpoint(const marrow_network_services& services, const Options& options, std::uint32_t rank,
-                   std::uint32_t nranks, const marrow_network_events& events)
+Endpoint::Endpoint(const marrow_network_services& services, const Options& options,
+                   std::uint32_t rank, std::uint32_t nranks, const marrow_network_events& events)
     : services_(services),
       options_(options),
       rank_(rank),
@@ -126,7 +126,8 @@ void Endpoint::connect(const marrow_network_address* addresses, base::Deadline d
   // First who can be reached at all, so that a wrong host is said at once and not after a timeout.
   for (std::uint32_t r = 0; r < nranks_; ++r) {
     std::memcpy(&all[r], addresses[r].data, sizeof(Address));
-    if (addresses[r].bytes != sizeof(Address) || all[r].magic != kAddressMagic || all[r].rank != r) {
+    if (addresses[r].bytes != sizeof(Address) || all[r].magic != kAddressMagic ||
+        all[r].rank != r) {
       throw Error(Code::version, base::cat("rank ", r, "'s address is not one of this network"),
                   "run the same version of Marrow on every rank");
     }
@@ -134,7 +135,8 @@ void Endpoint::connect(const marrow_network_address* addresses, base::Deadline d
     peers_[r]->identity = all[r].identity;
     const std::string why = identity_.cannot_share_with(all[r].identity);
     if (!why.empty()) {
-      throw Error(Code::unsupported, base::cat("rank ", rank_, " cannot share memory with rank ", r, ": ", why),
+      throw Error(Code::unsupported,
+                  base::cat("rank ", rank_, " cannot share memory with rank ", r, ": ", why),
                   "use a network that reaches it");
     }
   }
@@ -143,7 +145,8 @@ void Endpoint::connect(const marrow_network_address* addresses, base::Deadline d
     if (identity_.same_process(peer.identity)) {
       peer.inbox = local_inboxes().find(all[r].endpoint_id);
       if (!peer.inbox) {
-        throw Error(Code::peer_failed, base::cat("rank ", r, ", a thread of this process, closed its endpoint"));
+        throw Error(Code::peer_failed,
+                    base::cat("rank ", r, ", a thread of this process, closed its endpoint"));
       }
     } else {
       try {
@@ -151,7 +154,8 @@ void Endpoint::connect(const marrow_network_address* addresses, base::Deadline d
         Offer offer = peer.client->ask(kInboxId, deadline);
         peer.inbox = std::make_shared<Inbox>(std::move(offer.fd), nranks_);
       } catch (const Error& error) {
-        throw Error(error.code(), base::cat("connecting to rank ", r, ": ", error.sentence()), error.next_step());
+        throw Error(error.code(), base::cat("connecting to rank ", r, ": ", error.sentence()),
+                    error.next_step());
       }
       server_.watch(peer.client->socket(), [&peer, r] {
         peer.why = peer.inbox->closed() ? base::cat("rank ", r, " closed its endpoint")
@@ -177,8 +181,12 @@ std::unique_ptr<Region> Endpoint::register_memory(const marrow_network_memory& m
   if (memory.fd >= 0) {
     server_.offer(region->id, {base::Fd::dup_of(memory.fd), memory.fd_offset, memory.bytes});
   }
-  const Key made{kKeyMagic, memory.device, region->id, memory.bytes,
-                 reinterpret_cast<std::uint64_t>(memory.address), memory.fd >= 0};
+  const Key made{kKeyMagic,
+                 memory.device,
+                 region->id,
+                 memory.bytes,
+                 reinterpret_cast<std::uint64_t>(memory.address),
+                 memory.fd >= 0};
   std::memcpy(key, &made, sizeof(made));
   *key_bytes = sizeof(made);
   return region;
@@ -186,7 +194,8 @@ std::unique_ptr<Region> Endpoint::register_memory(const marrow_network_memory& m
 
 void Endpoint::deregister_memory(Region& region) { server_.withdraw(region.id); }
 
-std::unique_ptr<Region> Endpoint::import_key(std::uint32_t peer_rank, const void* key, std::uint32_t key_bytes) {
+std::unique_ptr<Region> Endpoint::import_key(std::uint32_t peer_rank, const void* key,
+                                             std::uint32_t key_bytes) {
   Key theirs{};
   if (key_bytes == sizeof(theirs)) std::memcpy(&theirs, key, sizeof(theirs));
   if (theirs.magic != kKeyMagic) {
@@ -203,19 +212,24 @@ std::unique_ptr<Region> Endpoint::import_key(std::uint32_t peer_rank, const void
   }
   if (!theirs.has_fd) {
     throw Error(Code::unsupported,
-                base::cat("rank ", peer_rank, "'s memory is private to its process: it has no file descriptor"),
+                base::cat("rank ", peer_rank,
+                          "'s memory is private to its process: it has no file descriptor"),
                 "take windows from Communicator::allocate, or register memory of a memfd");
   }
   constexpr std::chrono::milliseconds kPatience{10000};
   Offer offer = peer.client->ask(theirs.region_id, base::Deadline::after(kPatience));
   if (offer.bytes != theirs.bytes) {
-    throw Error(Code::network, base::cat("rank ", peer_rank, " offers ", offer.bytes, " bytes, its key says ", theirs.bytes));
+    throw Error(Code::network, base::cat("rank ", peer_rank, " offers ", offer.bytes,
+                                         " bytes, its key says ", theirs.bytes));
   }
   if (region->device) {
-    if (!services_.map_device) throw Error(Code::unsupported, "device memory without a copy engine to reach it by");
-    region->mapped = services_.map_device(services_.user, offer.fd.get(), offer.offset, offer.bytes);
+    if (!services_.map_device)
+      throw Error(Code::unsupported, "device memory without a copy engine to reach it by");
+    region->mapped =
+        services_.map_device(services_.user, offer.fd.get(), offer.offset, offer.bytes);
     if (!region->mapped) {
-      throw Error(Code::cuda, base::cat("mapping ", offer.bytes, " bytes of rank ", peer_rank, "'s device memory failed"));
+      throw Error(Code::cuda, base::cat("mapping ", offer.bytes, " bytes of rank ", peer_rank,
+                                        "'s device memory failed"));
     }
     region->data = static_cast<std::byte*>(region->mapped);
     return region;
@@ -236,6 +250,8 @@ void Endpoint::release_key(Region& region) {
   region.mapped = nullptr;
 }
 
-void Endpoint::abort(std::uint32_t peer) { peers_[peer]->gone.store(true, std::memory_order_release); }
+void Endpoint::abort(std::uint32_t peer) {
+  peers_[peer]->gone.store(true, std::memory_order_release);
+}
 
 }  // namespace marrow::networks::shm

@@ -31,9 +31,9 @@ struct Region {
   std::byte* data = nullptr;
   std::uint64_t bytes = 0;
   bool device = false;
-  std::uint64_t id = 0;      ///< ours: its offer
-  base::Mapping mapping;     ///< a peer process's host memory
-  void* mapped = nullptr;    ///< a peer process's device memory, through the copy engine
+  std::uint64_t id = 0;    ///< ours: its offer
+  base::Mapping mapping;   ///< a peer process's host memory
+  void* mapped = nullptr;  ///< a peer process's device memory, through the copy engine
 };
 
 class Endpoint {

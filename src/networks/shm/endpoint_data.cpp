@@ -19,11 +19,13 @@ void store_value(std::byte* to, const std::uint8_t* from, std::size_t bytes) {
     for (; done + 8 <= bytes; done += 8) {
       std::uint64_t word;
       std::memcpy(&word, from + done, 8);
-      std::atomic_ref(*reinterpret_cast<std::uint64_t*>(to + done)).store(word, std::memory_order_release);
+      std::atomic_ref(*reinterpret_cast<std::uint64_t*>(to + done))
+          .store(word, std::memory_order_release);
     }
   }
   for (; done < bytes; ++done) {
-    std::atomic_ref(*reinterpret_cast<std::uint8_t*>(to + done)).store(from[done], std::memory_order_release);
+    std::atomic_ref(*reinterpret_cast<std::uint8_t*>(to + done))
+        .store(from[done], std::memory_order_release);
   }
 }
 
@@ -44,14 +46,16 @@ bool Endpoint::run(Peer& peer, const marrow_network_operation& o) {
     case MARROW_NETWORK_PUT_VALUE:
       if (o.has_immediate && !peer.sender.space()) return false;
       if (o.kind == MARROW_NETWORK_PUT) {
-        std::memcpy(region(o.remote).data + o.remote_offset, region(o.local).data + o.local_offset, o.bytes);
+        std::memcpy(region(o.remote).data + o.remote_offset, region(o.local).data + o.local_offset,
+                    o.bytes);
       } else {
         store_value(region(o.remote).data + o.remote_offset, o.inline_data, o.bytes);
       }
       if (o.has_immediate) peer.sender.send(nullptr, 0, o.immediate);
       break;
     case MARROW_NETWORK_GET:
-      std::memcpy(region(o.local).data + o.local_offset, region(o.remote).data + o.remote_offset, o.bytes);
+      std::memcpy(region(o.local).data + o.local_offset, region(o.remote).data + o.remote_offset,
+                  o.bytes);
       break;
     case MARROW_NETWORK_MESSAGE:
       if (!peer.sender.space()) return false;
@@ -60,9 +64,7 @@ bool Endpoint::run(Peer& peer, const marrow_network_operation& o) {
     case MARROW_NETWORK_FLUSH:
       if (!peer.held.empty() && peer.held.front().operation.token != o.token) return false;
       break;  // a put that was done is in the peer's memory
-    default:
-      complete(o, MARROW_NETWORK_UNSUPPORTED);
-      return true;
+    default: complete(o, MARROW_NETWORK_UNSUPPORTED); return true;
   }
   complete(o, MARROW_NETWORK_OK);
   return true;
@@ -101,7 +103,8 @@ std::uint64_t Endpoint::start_copy(const marrow_network_operation& o) {
   }
   std::uint64_t ticket = 0;
   if (services_.copy(services_.user, to, from, o.bytes, &ticket) != MARROW_NETWORK_OK) {
-    throw Error(Code::cuda, base::cat("a copy of ", o.bytes, " bytes to or from rank ", o.peer, " failed to start"));
+    throw Error(Code::cuda, base::cat("a copy of ", o.bytes, " bytes to or from rank ", o.peer,
+                                      " failed to start"));
   }
   return ticket;
 }

@@ -8,11 +8,11 @@
 namespace marrow::networks::shm {
 
 struct HostIdentity {
-  std::uint64_t boot = 0;       ///< hash of the kernel's boot id
-  std::uint64_t network = 0;    ///< inode of the network namespace
-  std::uint64_t user = 0;       ///< effective user
-  std::uint64_t process = 0;    ///< random, per process
-  std::uint64_t pid = 0;        ///< a forked child has its parent's `process`
+  std::uint64_t boot = 0;     ///< hash of the kernel's boot id
+  std::uint64_t network = 0;  ///< inode of the network namespace
+  std::uint64_t user = 0;     ///< effective user
+  std::uint64_t process = 0;  ///< random, per process
+  std::uint64_t pid = 0;      ///< a forked child has its parent's `process`
 
   bool same_process(const HostIdentity& other) const {
     return process == other.process && pid == other.pid && boot == other.boot;

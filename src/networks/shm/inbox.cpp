@@ -15,8 +15,7 @@ Inbox::Inbox(std::uint32_t nranks)
 }
 
 Inbox::Inbox(base::Fd fd, std::uint32_t nranks) : fd_(std::move(fd)) {
-  if (base::file_size(fd_.get()) != bytes(nranks) ||
-      !base::sealed_against_shrinking(fd_.get())) {
+  if (base::file_size(fd_.get()) != bytes(nranks) || !base::sealed_against_shrinking(fd_.get())) {
     throw Error(Code::version,
                 base::cat("a peer's inbox has ", base::file_size(fd_.get()), " bytes instead of ",
                           bytes(nranks)),

@@ -36,7 +36,8 @@ int guarded(Body&& body) {
   try {
     return body();
   } catch (const Error& error) {
-    last_sentence() = error.next_step().empty() ? error.sentence() : error.sentence() + "; " + error.next_step();
+    last_sentence() =
+        error.next_step().empty() ? error.sentence() : error.sentence() + "; " + error.next_step();
     return to_network(error.code());
   } catch (const std::bad_alloc&) {
     last_sentence() = "out of memory";
@@ -65,7 +66,8 @@ int devices(void*, std::uint32_t* count) {
 
 int properties(void* instance, std::uint32_t device, marrow_network_properties* out) {
   return guarded([&] {
-    if (device != 0) throw Error(Code::invalid_argument, base::cat("network shm has no device ", device));
+    if (device != 0)
+      throw Error(Code::invalid_argument, base::cat("network shm has no device ", device));
     const Instance& self = *static_cast<Instance*>(instance);
     const bool reorder = self.options.reorder != 0;
     marrow_network_properties p{};
@@ -121,7 +123,8 @@ int deregister_memory(void* endpoint, void* region) {
   });
 }
 
-int import_key(void* endpoint, std::uint32_t peer, const void* key, std::uint32_t key_bytes, void** remote) {
+int import_key(void* endpoint, std::uint32_t peer, const void* key, std::uint32_t key_bytes,
+               void** remote) {
   return guarded([&] {
     *remote = as_endpoint(endpoint).import_key(peer, key, key_bytes).release();
     return MARROW_NETWORK_OK;
@@ -156,10 +159,27 @@ int abort(void* endpoint, std::uint32_t peer) {
 const char* last_error() { return last_sentence().c_str(); }
 
 constexpr marrow_network kNetwork = {
-    MARROW_NETWORK_VERSION, sizeof(marrow_network), "shm", 50, 0,
-    init, finalize, devices, properties, listen, connect, close,
-    register_memory, deregister_memory, import_key, release_key,
-    post, progress, test, abort, last_error,
+    MARROW_NETWORK_VERSION,
+    sizeof(marrow_network),
+    "shm",
+    50,
+    0,
+    init,
+    finalize,
+    devices,
+    properties,
+    listen,
+    connect,
+    close,
+    register_memory,
+    deregister_memory,
+    import_key,
+    release_key,
+    post,
+    progress,
+    test,
+    abort,
+    last_error,
 };
 
 [[maybe_unused]] const int kRegistered = marrow_network_register(&kNetwork);

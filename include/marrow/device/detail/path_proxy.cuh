@@ -20,9 +20,10 @@ namespace detail {
 struct PathProxy {
   static constexpr Path kPath = Path::proxy;
 
-  static MARROW_DEVICE Status put(const DeviceCommunicator& comm, int context, const PutOp& op, const Then& then,
-                                  const Knobs& knobs) {
-    ProxyOperation d = start(op.bytes ? ProxyOpcode::put : ProxyOpcode::add, op.peer, op.window, then, knobs);
+  static MARROW_DEVICE Status put(const DeviceCommunicator& comm, int context, const PutOp& op,
+                                  const Then& then, const Knobs& knobs) {
+    ProxyOperation d =
+        start(op.bytes ? ProxyOpcode::put : ProxyOpcode::add, op.peer, op.window, then, knobs);
     d.region = op.source.id;
     d.offset = op.offset;
     d.source_offset = op.source_offset;
@@ -31,8 +32,9 @@ struct PathProxy {
     return post(comm, context, op.peer, &d, 1, knobs);
   }
 
-  static MARROW_DEVICE Status put_value(const DeviceCommunicator& comm, int context, int peer, const WindowHandle& window,
-                                        std::uint64_t offset, const void* value, std::uint32_t bytes, const Then& then,
+  static MARROW_DEVICE Status put_value(const DeviceCommunicator& comm, int context, int peer,
+                                        const WindowHandle& window, std::uint64_t offset,
+                                        const void* value, std::uint32_t bytes, const Then& then,
                                         const Knobs& knobs) {
     ProxyOperation d[2];
     const bool fits = !then.window || then.n <= kProxyMaxFusedAdd;
@@ -47,7 +49,8 @@ struct PathProxy {
     return post(comm, context, peer, d, fits ? 1 : 2, knobs);
   }
 
-  static MARROW_DEVICE Status get(const DeviceCommunicator& comm, int context, const GetOp& op, const Knobs& knobs) {
+  static MARROW_DEVICE Status get(const DeviceCommunicator& comm, int context, const GetOp& op,
+                                  const Knobs& knobs) {
     ProxyOperation d = start(ProxyOpcode::get, op.peer, op.window, Then{}, knobs);
     d.region = op.target.id;
     d.offset = op.offset;
@@ -60,16 +63,16 @@ struct PathProxy {
 
   /// A message: the peer's thread adds. Its order after earlier puts is the network's or the peer
   /// thread's business, so nothing is fenced here.
-  static MARROW_DEVICE Status add(const DeviceCommunicator& comm, int context, int peer, const Then& then,
-                                  const Knobs& knobs) {
+  static MARROW_DEVICE Status add(const DeviceCommunicator& comm, int context, int peer,
+                                  const Then& then, const Knobs& knobs) {
     const ProxyOperation d = start(ProxyOpcode::add, peer, *then.window, then, knobs);
     return post(comm, context, peer, &d, 1, knobs);
   }
 
   /// The old value comes through a result slot that belongs to us until we give it back. Results
   /// carry the slot's generation: one that comes after we stopped waiting matches nobody.
-  static MARROW_DEVICE Status fetch(const DeviceCommunicator& comm, int context, int peer, const FetchOp& op,
-                                    std::uint64_t* old, const Knobs& knobs) {
+  static MARROW_DEVICE Status fetch(const DeviceCommunicator& comm, int context, int peer,
+                                    const FetchOp& op, std::uint64_t* old, const Knobs& knobs) {
     if (!comm.proxy) return Status::invalid;
     ProxyRing& ring = ring_of(comm, context, peer);
     int slot = -1;
@@ -81,7 +84,8 @@ struct PathProxy {
         },
         peer);
     if (status != Status::ok) return status;
-    ProxyOperation d = start(op.swap ? ProxyOpcode::compare_swap : ProxyOpcode::fetch_add, peer, op.window, Then{}, knobs);
+    ProxyOperation d = start(op.swap ? ProxyOpcode::compare_swap : ProxyOpcode::fetch_add, peer,
+                             op.window, Then{}, knobs);
     d.offset = op.offset;
     d.operand = op.operand;
     d.compare = op.compare;
@@ -108,10 +112,13 @@ struct PathProxy {
 
   /// Ring index after the queue's last operation.
   static MARROW_DEVICE Ticket ticket(const DeviceCommunicator& comm, int context, int peer) {
-    return comm.proxy ? load_relaxed<Scope::device>(&comm.proxy->posted[queue_of(comm, context, peer)]) : 0;
+    return comm.proxy
+               ? load_relaxed<Scope::device>(&comm.proxy->posted[queue_of(comm, context, peer)])
+               : 0;
   }
 
-  static MARROW_DEVICE Status test(const DeviceCommunicator& comm, int context, int peer, Ticket ticket) {
+  static MARROW_DEVICE Status test(const DeviceCommunicator& comm, int context, int peer,
+                                   Ticket ticket) {
     if (!comm.proxy) return Status::invalid;
     const ProxyCompletion& queue = comm.proxy->completion[queue_of(comm, context, peer)];
     const std::uint64_t completed = observe<Scope::system>(&queue.completed);
@@ -119,7 +126,8 @@ struct PathProxy {
     return static_cast<Status>(load_relaxed<Scope::system>(&queue.status));
   }
 
-  static MARROW_DEVICE Status flush_remote(const DeviceCommunicator& comm, int context, int peer, const Knobs& knobs) {
+  static MARROW_DEVICE Status flush_remote(const DeviceCommunicator& comm, int context, int peer,
+                                           const Knobs& knobs) {
     ProxyOperation d;
     d.opcode = ProxyOpcode::flush_remote;
     d.peer = static_cast<std::uint16_t>(peer);
@@ -138,16 +146,19 @@ struct PathProxy {
   }
 
  private:
-  static MARROW_DEVICE std::uint64_t queue_of(const DeviceCommunicator& comm, int context, int peer) {
+  static MARROW_DEVICE std::uint64_t queue_of(const DeviceCommunicator& comm, int context,
+                                              int peer) {
     return static_cast<std::uint64_t>(context) * comm.nranks + peer;
   }
 
   static MARROW_DEVICE ProxyRing& ring_of(const DeviceCommunicator& comm, int context, int peer) {
     const std::uint32_t threads = comm.proxy->threads;
-    return comm.proxy->rings[static_cast<std::uint32_t>(context) * threads + static_cast<std::uint32_t>(peer) % threads];
+    return comm.proxy->rings[static_cast<std::uint32_t>(context) * threads +
+                             static_cast<std::uint32_t>(peer) % threads];
   }
 
-  static MARROW_DEVICE ProxyOperation start(ProxyOpcode opcode, int peer, const WindowHandle& window, const Then& then,
+  static MARROW_DEVICE ProxyOperation start(ProxyOpcode opcode, int peer,
+                                            const WindowHandle& window, const Then& then,
                                             const Knobs& knobs) {
     ProxyOperation d;
     d.opcode = opcode;
@@ -168,13 +179,15 @@ struct PathProxy {
   /// device the cells' own release does it.
   static MARROW_DEVICE void release_payload(const Knobs& knobs) {
 #if !defined(MARROW_PLANT_RING_PUBLISH)
-    if (kOnGpu && knobs.ordering.released != Ordering::Released::system) Publication<Scope::system>{};
+    if (kOnGpu && knobs.ordering.released != Ordering::Released::system)
+      Publication<Scope::system>{};
 #else
     (void)knobs;  // planted bug: the release is missing
 #endif
   }
 
-  static MARROW_DEVICE void store_descriptor(ProxyRing& ring, std::uint64_t index, const ProxyDescriptor& d) {
+  static MARROW_DEVICE void store_descriptor(ProxyRing& ring, std::uint64_t index,
+                                             const ProxyDescriptor& d) {
     ProxyDescriptor& slot = ring.slots[index & ((std::uint64_t{1} << ring.log_size) - 1)];
     const std::uint64_t lap = proxy_lap(index, ring.log_size);
     for (int i = 0; i < 4; ++i) {
@@ -188,8 +201,8 @@ struct PathProxy {
   }
 
   /// Posts `count` (1 or 2) descriptors in a row, or none.
-  static MARROW_DEVICE Status post(const DeviceCommunicator& comm, int context, int peer, const ProxyOperation* d,
-                                   int count, const Knobs& knobs) {
+  static MARROW_DEVICE Status post(const DeviceCommunicator& comm, int context, int peer,
+                                   const ProxyOperation* d, int count, const Knobs& knobs) {
     if (!comm.proxy) return Status::invalid;
     ProxyRing& ring = ring_of(comm, context, peer);
     std::uint64_t first = 0;
@@ -212,10 +225,12 @@ struct PathProxy {
   }
 
   /// One thread at a time: no atomics.
-  static MARROW_DEVICE Status reserve_alone(const DeviceCommunicator& comm, ProxyRing& ring, int count,
-                                            Deadline deadline, int peer, std::uint64_t* first) {
+  static MARROW_DEVICE Status reserve_alone(const DeviceCommunicator& comm, ProxyRing& ring,
+                                            int count, Deadline deadline, int peer,
+                                            std::uint64_t* first) {
     const std::uint64_t at = load_relaxed<Scope::device>(&ring.producer);
-    const std::uint64_t limit = at + static_cast<std::uint64_t>(count) - (std::uint64_t{1} << ring.log_size);
+    const std::uint64_t limit =
+        at + static_cast<std::uint64_t>(count) - (std::uint64_t{1} << ring.log_size);
     if (static_cast<std::int64_t>(load_relaxed<Scope::device>(&ring.consumed_seen) - limit) < 0) {
       std::uint64_t seen = 0;
       const Status status = wait_until(
@@ -234,9 +249,11 @@ struct PathProxy {
   }
 
   /// Lanes that are here together and post to one ring: the lowest takes for all.
-  static MARROW_DEVICE Status reserve_together(const DeviceCommunicator& comm, ProxyRing& ring, int count,
-                                               Deadline deadline, int peer, std::uint64_t* first) {
-    const std::uint32_t lanes = warp_match(converged_lanes(), reinterpret_cast<std::uint64_t>(&ring));
+  static MARROW_DEVICE Status reserve_together(const DeviceCommunicator& comm, ProxyRing& ring,
+                                               int count, Deadline deadline, int peer,
+                                               std::uint64_t* first) {
+    const std::uint32_t lanes =
+        warp_match(converged_lanes(), reinterpret_cast<std::uint64_t>(&ring));
     const std::uint32_t twos = warp_ballot(lanes, count == 2);
     const int total = count_lanes(lanes) + count_lanes(twos);
     // A small ring: together we may never fit, one by one we do.
@@ -247,30 +264,35 @@ struct PathProxy {
     std::uint64_t base = 0;
     std::uint32_t status = 0;
     if (lane_index() == leader) {
-      status = static_cast<std::uint32_t>(take(comm, ring, static_cast<std::uint64_t>(total), deadline, peer, &base));
+      status = static_cast<std::uint32_t>(
+          take(comm, ring, static_cast<std::uint64_t>(total), deadline, peer, &base));
     }
     base = warp_shuffle(lanes, base, leader);
     status = warp_shuffle(lanes, status, leader);
     const std::uint32_t before = (1u << lane_index()) - 1;
-    *first = base + static_cast<std::uint64_t>(count_lanes(lanes & before) + count_lanes(twos & before));
+    *first =
+        base + static_cast<std::uint64_t>(count_lanes(lanes & before) + count_lanes(twos & before));
     return static_cast<Status>(status);
   }
 
   /// Takes n credits, then n indices. Relaxed throughout: a slot's words are only ever stored and
   /// loaded whole, and the thread had read them before it moved `consumed`, on which our store depends.
-  static MARROW_DEVICE Status take(const DeviceCommunicator& comm, ProxyRing& ring, std::uint64_t n, Deadline deadline,
-                                   int peer, std::uint64_t* first) {
+  static MARROW_DEVICE Status take(const DeviceCommunicator& comm, ProxyRing& ring, std::uint64_t n,
+                                   Deadline deadline, int peer, std::uint64_t* first) {
     const auto wanted = static_cast<std::int64_t>(n);
     const Status status = wait_until(
         comm, deadline,
         [&] {
           if (static_cast<std::int64_t>(load_relaxed<Scope::device>(&ring.credits)) < wanted) {
             const std::uint64_t seen = observe<Scope::system>(ring.consumed);
-            const std::uint64_t before = fetch_max_relaxed<Scope::device>(&ring.consumed_seen, seen);
+            const std::uint64_t before =
+                fetch_max_relaxed<Scope::device>(&ring.consumed_seen, seen);
             if (seen > before) add_relaxed<Scope::device>(&ring.credits, seen - before);
-            if (static_cast<std::int64_t>(load_relaxed<Scope::device>(&ring.credits)) < wanted) return false;
+            if (static_cast<std::int64_t>(load_relaxed<Scope::device>(&ring.credits)) < wanted)
+              return false;
           }
-          const std::uint64_t had = fetch_add_relaxed<Scope::device>(&ring.credits, std::uint64_t{0} - n);
+          const std::uint64_t had =
+              fetch_add_relaxed<Scope::device>(&ring.credits, std::uint64_t{0} - n);
           if (static_cast<std::int64_t>(had) >= wanted) return true;
           add_relaxed<Scope::device>(&ring.credits, n);  // somebody was faster
           return false;
@@ -286,7 +308,8 @@ struct PathProxy {
       std::uint64_t free = load_relaxed<Scope::device>(&ring.fetch_free[w]);
       while (free) {
         const std::uint64_t bit = free & (~free + 1);
-        const std::uint64_t seen = compare_swap_relaxed<Scope::device>(&ring.fetch_free[w], free, free & ~bit);
+        const std::uint64_t seen =
+            compare_swap_relaxed<Scope::device>(&ring.fetch_free[w], free, free & ~bit);
         if (seen == free) {
           int index = 0;
           while (!(bit >> index & 1)) ++index;
