@@ -201,17 +201,23 @@ void CommunicatorState::close() {
   }
   for (const auto& device : devices) device->stop();
   meet();  // no proxy thread of any rank touches anything any more
-  bootstrap_->on_change({});
-  bootstrap_->on_revoke({});
+  unwatch();
+  const auto leave = [&] {
+    try {
+      bootstrap_->close();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  // Once revoked, the last collective is the only one left to meet in: the others' kernels may still
+  // store into our memory (thread ranks use the same mapping).
+  const bool revoked = bootstrap_->revoked().has_value();
+  if (revoked) leave();
   for (const auto& device : devices) device->release();
   for (const auto& window : windows) window->release();
   proxy_.reset();
   nic_.reset();
-  try {
-    bootstrap_->close();
-  } catch (...) {
-    if (!failure) failure = std::current_exception();
-  }
+  if (!revoked) leave();
   if (failure) {
     try {
       std::rethrow_exception(failure);

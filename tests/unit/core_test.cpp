@@ -146,6 +146,23 @@ TEST(Core, RevokeEndsWaits) {
   });
 }
 
+MARROW_KERNEL put_until(DeviceCommunicator comm, WindowHandle window, std::uint64_t ns) {
+  const Gin gin(comm, 0);
+  for (const std::uint64_t start = now_ns(); now_ns() - start < ns;) (void)gin.put(0, window, 0, window, 64, 64);
+}
+
+TEST(Core, MemoryOutlivesThePutsOfARevokedPeer) {
+  run_ranks(2, [&](Communicator& comm) {
+    Window window = comm.allocate(4096);
+    auto device = comm.device_communicator();
+    if (comm.rank() == 0) {
+      comm.revoke("test");  // and closes at once
+    } else {
+      launch(comm.place(), 1, 1, 0, put_until, device.handle(), window.handle(), std::uint64_t{200'000'000});
+    }
+  });
+}
+
 TEST(Core, StreamFormsMoveDataOnEveryPath) {
   for (const char* path : {"lsa", "gda", "proxy"}) {
     Config config;
