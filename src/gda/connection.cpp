@@ -115,6 +115,11 @@ Connection::~Connection() { drop(); }
 void Connection::drop() noexcept {
   pairs_.clear();
   umem_.reset();
+  for (Fence& fence : fences_) {
+    if (fence.region && nic_->table().dereg_mr(fence.region) != 0) MARROW_WARN(gda, "freeing a fence word: ", nic_->failure());
+    if (fence.block.device) arena_.release(fence.block);
+    fence = {};
+  }
   if (results_ && nic_->table().dereg_mr(results_) != 0) MARROW_WARN(gda, "freeing result words: ", nic_->failure());
   results_ = nullptr;
   if (block_.device) arena_.release(block_);
@@ -129,6 +134,7 @@ void Connection::make(const Layout& layout, const Requirements& requirements) {
     auto* entries = reinterpret_cast<mlx5::Cqe*>(block_.host + layout.cq(q));
     for (std::uint32_t i = 0; i < nic_->options().depth; ++i) entries[i].counter_owner = mlx5::kInitialCounterOwner;
   }
+  make_fences();
   umem_ = std::make_unique<Umem>(nic_, block_.host, block_.bytes);
   results_ = nic_->table().reg_mr(nic_->pd(), block_.host + layout.tails, block_.bytes - layout.tails, verbs::IBV_ACCESS_LOCAL_WRITE);
   if (!results_) {
@@ -154,12 +160,33 @@ void Connection::agree(bootstrap::Bootstrap& bootstrap, bool good) {
   }
 }
 
-// Port, then one queue pair number per (context, peer); a single word after a failure.
+// Only a NIC that writes to device memory needs words in both: softnic and the CPU device have host
+// memory only.
+void Connection::make_fences() {
+  if (nic_->emulated() || !nic_->place().on_gpu()) return;
+  for (int kind = 0; kind < 2; ++kind) {
+    Fence& fence = fences_[kind];
+    fence.block = arena_.allocate(sizeof(std::uint64_t), kind == 0 ? Memory::device : Memory::host);
+    fence.region = nic_->table().reg_mr(nic_->pd(), fence.block.device, fence.block.bytes,
+                                        static_cast<int>(verbs::IBV_ACCESS_LOCAL_WRITE | verbs::IBV_ACCESS_REMOTE_READ));
+    if (!fence.region) {
+      throw Error(Code::out_of_memory, cat("registering a fence word with ", nic_->name(), " failed: ", nic_->failure()),
+                  "raise `ulimit -l`, or load nvidia-peermem for GPU memory");
+    }
+  }
+}
+
+// Port, one queue pair number per (context, peer), then fence words; a single word after a failure.
 std::vector<std::vector<std::byte>> Connection::exchange_numbers(bootstrap::Bootstrap& bootstrap) {
   std::vector<std::uint32_t> mine{0};
   if (!pairs_.empty()) {
     mine = {nic_->port().lid, nic_->port().mtu};
     for (std::size_t q = 0; q < mains(); ++q) mine.push_back(pairs_[q]->number());
+    for (const Fence& fence : fences_) {
+      const auto base = reinterpret_cast<std::uint64_t>(fence.block.device);
+      mine.insert(mine.end(), {static_cast<std::uint32_t>(base), static_cast<std::uint32_t>(base >> 32),
+                               fence.region ? fence.region->rkey : 0});
+    }
   }
   return bootstrap.allgather(std::as_bytes(std::span(mine)));
 }
@@ -169,17 +196,27 @@ void Connection::connect(const std::vector<std::vector<std::byte>>& all) {
     if (masked_[peer] || all[peer].empty()) continue;
     std::vector<std::uint32_t> theirs(all[peer].size() / 4);
     std::memcpy(theirs.data(), all[peer].data(), theirs.size() * 4);
-    if (theirs.size() != mains() + 2) {
+    if (theirs.size() != words()) {
       throw Error(theirs.size() == 1 ? Code::network : Code::mismatch,
                   theirs.size() == 1 ? cat("rank ", peer, " could not make its queues")
-                                     : cat("rank ", peer, " made ", theirs.size() - 2, " queues, rank ", rank_, " made ", mains()),
+                                     : cat("rank ", peer, " told ", theirs.size(), " words about its queues, rank ", rank_, " told ", words()),
                   theirs.size() == 1 ? "see that rank's error" : "every rank must ask for the same contexts");
     }
   }
+  for (Fence& fence : fences_) {
+    fence.bases.resize(static_cast<std::size_t>(nranks_));
+    fence.keys.resize(static_cast<std::size_t>(nranks_));
+  }
   for (int peer = 0; peer < nranks_; ++peer) {
     if (masked_[peer] || all[peer].empty()) continue;
-    std::vector<std::uint32_t> theirs(mains() + 2);
+    std::vector<std::uint32_t> theirs(words());
     std::memcpy(theirs.data(), all[peer].data(), theirs.size() * 4);
+    const std::uint32_t* fence_words = theirs.data() + 2 + mains();
+    for (Fence& fence : fences_) {
+      fence.bases[peer] = fence_words[0] | std::uint64_t{fence_words[1]} << 32;
+      fence.keys[peer] = mlx5::to_big32(fence_words[2]);
+      fence_words += 3;
+    }
     for (int context = 0; context < contexts_; ++context) {
       const std::size_t q = static_cast<std::size_t>(context) * nranks_ + peer;
       pairs_[q]->connect(theirs[2 + static_cast<std::size_t>(context) * nranks_ + rank_], {theirs[0], theirs[1]});
@@ -200,6 +237,11 @@ void Connection::publish(const Layout& layout, const Requirements& requirements,
     header->companion = static_cast<std::uint32_t>(pairs_.size() / 2);
     header->counter_base = counters->iova;
     header->counter_rkey = counters->rkey_be;
+  }
+  for (int kind = 0; kind < 2; ++kind) {
+    if (!fences_[kind].region) continue;
+    header->fence_base[kind] = arena_.upload(std::span<const std::uint64_t>(fences_[kind].bases));
+    header->fence_rkey[kind] = arena_.upload(std::span<const std::uint32_t>(fences_[kind].keys));
   }
   for (std::size_t q = 0; q < pairs_.size(); ++q) {
     const QueuePair& pair = *pairs_[q];

@@ -32,9 +32,12 @@ class Connection final : public Queues {
   void make(const Layout& layout, const Requirements& requirements);
   std::vector<std::vector<std::byte>> exchange_numbers(bootstrap::Bootstrap& bootstrap);
   void connect(const std::vector<std::vector<std::byte>>& numbers);
+  void make_fences();
   void agree(bootstrap::Bootstrap& bootstrap, bool good);
   void publish(const Layout& layout, const Requirements& requirements, const Region* counters);
   void drop() noexcept;
+  /// Length of what each rank tells the others.
+  std::size_t words() const { return 2 + mains() + 2 * 3; }
   /// Queues of (context, peer); companions follow.
   std::size_t mains() const { return static_cast<std::size_t>(contexts_) * static_cast<std::size_t>(nranks_); }
 
@@ -45,6 +48,14 @@ class Connection final : public Queues {
   int contexts_;
   bool counting_;
   memory::Block block_;
+  /// A word in device (0) and host (1) memory that peers READ; only where the NIC uses both.
+  struct Fence {
+    memory::Block block;
+    verbs::ibv_mr* region = nullptr;
+    std::vector<std::uint64_t> bases;
+    std::vector<std::uint32_t> keys;
+  };
+  Fence fences_[2];
   std::unique_ptr<Umem> umem_;
   verbs::ibv_mr* results_ = nullptr;
   std::vector<std::unique_ptr<QueuePair>> pairs_;  ///< by (context, peer), then companions

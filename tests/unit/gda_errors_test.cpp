@@ -3,6 +3,8 @@
 // What goes wrong on the gda path arrives as the documented status at the waiting thread and as a
 // sentence at the host; nothing hangs, and "timeout" from a put means that nothing was posted.
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 
 #include "gda_support.hpp"
 
@@ -304,6 +306,33 @@ TEST(GdaNic, SoftnicTakesHostMemoryOnly) {
     EXPECT_NE(why.find("CPU thread"), std::string::npos);
     EXPECT_NE(rank.queues().release_scope().find("system"), std::string::npos);
   });
+}
+
+TEST(GdaNic, CyclesLeaveNothing) {
+  const auto entries = [](const char* folder) {
+    return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
+  };
+  const auto mappings = [] {
+    std::ifstream maps("/proc/self/maps");
+    int shared = 0;
+    for (std::string line; std::getline(maps, line);) shared += line.find("memfd:") != std::string::npos || line.find("/dev/shm") != std::string::npos;
+    return shared;
+  };
+  const auto cycle = [] {
+    run_ranks(Setting{}, [](Rank& rank) {
+      Outcome out;
+      launch(Place::cpu(), 1, 1, 0, put_and_flush, rank.comm(), rank.window(), 1 - rank.rank(), true, &out);
+      EXPECT_EQ(worse(out.posted, worse(out.flushed, out.other)), Status::ok);
+    });
+  };
+  cycle();  // what is kept for the life of the process is there now
+  const auto fds = entries("/proc/self/fd");
+  const auto threads = entries("/proc/self/task");
+  const int before = mappings();
+  for (int i = 0; i < 10; ++i) cycle();
+  EXPECT_EQ(entries("/proc/self/fd"), fds);
+  EXPECT_EQ(entries("/proc/self/task"), threads);
+  EXPECT_EQ(mappings(), before);
 }
 
 TEST(GdaNic, SettingsMustAgree) {

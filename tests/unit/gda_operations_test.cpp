@@ -133,6 +133,15 @@ MARROW_KERNEL deferred(DeviceCommunicator comm, WindowHandle window, LocalBuffer
   out->status[3] = gin.wait_signal(0, round);
 }
 
+MARROW_KERNEL fence_twice(DeviceCommunicator comm, WindowHandle window, Result* out) {
+  const Gin<Path::gda> gin(comm, 0);
+  const int peer = (comm.rank + 1) % comm.nranks;
+  out->status[0] = gin.flush_remote();  // nothing outstanding
+  out->status[1] = gin.put_value(peer, window, 0, std::uint64_t{7});
+  out->status[2] = gin.flush_remote();
+  out->status[3] = gin.flush_remote();
+}
+
 // --- tests ----------------------------------------------------------------------------------------
 
 struct Case {
@@ -191,6 +200,28 @@ TEST_P(GdaOperations, EachDoesWhatItSays) {
       EXPECT_EQ(rank.words()[256], 5u);
       EXPECT_EQ(rank.words()[513], 1u);
       EXPECT_TRUE(rank.queues().errors().empty());
+    });
+  }
+}
+
+TEST_P(GdaOperations, FlushRemoteReadsEachMemoryOnceAndOnlyWhenNeeded) {
+  for (const bool two_memories : {false, true}) {
+    run_ranks(setting(2), [&](Rank& rank) {
+      if (two_memories) {  // as on a NIC that writes to host and device memory
+        auto* device = const_cast<GdaDevice*>(rank.comm().gda);
+        for (int kind = 0; kind < 2; ++kind) {
+          device->fence_base[kind] = rank.window().gda_base;
+          device->fence_rkey[kind] = rank.window().gda_rkey;
+        }
+      }
+      const int peer = 1 - rank.rank();
+      Result r;
+      launch(Place::cpu(), 1, 1, 0, fence_twice, rank.comm(), rank.window(), &r);
+      for (int i = 0; i < 4; ++i) EXPECT_EQ(r.status[i], Status::ok) << i;
+      EXPECT_EQ(rank.queue(0, peer).reserved_index, GetParam().first + 1 + (two_memories ? 2 : 1));
+      EXPECT_EQ(rank.queue(0, rank.rank()).reserved_index, GetParam().first);
+      rank.barrier();
+      EXPECT_EQ(rank.words()[0], 7u);
     });
   }
 }

@@ -79,7 +79,12 @@ struct alignas(128) GdaDevice {
   std::uint64_t counter_base = 0;    ///< iova of counter 0 (DeviceCommunicator::counter[1])
   std::uint32_t counter_rkey = 0;    ///< big endian
   std::uint32_t reserved0 = 0;
-  std::uint64_t reserved1[13] = {};
+  /// [nranks] a word of each rank in its device (0) and host (1) memory, for flush_remote's READ: what
+  /// reaches one memory says nothing of the other. Null when the NIC uses host memory only; then a word of
+  /// the peer's sync window serves.
+  const std::uint64_t* fence_base[2] = {};
+  const std::uint32_t* fence_rkey[2] = {};
+  std::uint64_t reserved1[9] = {};
 };
 static_assert(sizeof(GdaDevice) == 128);
 

@@ -180,29 +180,35 @@ struct Operations {
     return status;
   }
 
-  /// One READ of 8 bytes of the peer's sync memory: the responder executes it after our WRITEs and adds,
-  /// and it pushes them out of every buffer on the way to memory. A WRITE's own completion proves an
-  /// acknowledgement only.
+  /// One READ of 8 bytes of each of the peer's memories that the NIC writes to: the responder executes it
+  /// after our WRITEs and adds, and it pushes them out of every buffer on the way to that memory. A WRITE's
+  /// own completion proves an acknowledgement only.
   static MARROW_DEVICE Status flush_remote(const DeviceCommunicator& comm, int context, int peer, const Knobs& knobs) {
     GdaQueue& q = queue_of(comm, context, peer);
     const std::uint64_t end = Queue::end(q);
-    const std::uint64_t fenced =
-        Queue::kExclusive ? q.fenced_index : observe<Queue::kScope>(&q.fenced_index);
+    // Acquire: meets publish_max below, another thread's flush_remote covers what we posted before it.
+    const std::uint64_t fenced = Queue::kExclusive ? q.fenced_index : observe<Queue::kScope>(&q.fenced_index);
     if (fenced >= end) return Status::ok;  // nothing was posted since
-    const WindowHandle& sync = comm.sync[static_cast<int>(Path::gda)];
+    const bool both = comm.gda->fence_base[0] != nullptr;
+    const std::uint32_t reads = both ? 2 : 1;
     std::uint64_t first = 0;
     Status status = Queue::post(
-        wait_words(comm), peer, q, 1, PostKnobs{knobs.deadline, true},
+        wait_words(comm), peer, q, reads, PostKnobs{knobs.deadline, true},
         [&](const GdaQueue&, std::uint64_t at) {
-          Wqe(q, at).read(load_cached(sync.gda_base + peer), load_cached(sync.gda_rkey + peer), q.sink, q.sink_lkey, 8);
+          const WindowHandle& sync = comm.sync[static_cast<int>(Path::gda)];
+          for (std::uint32_t i = 0; i < reads; ++i) {
+            const std::uint64_t* base = both ? comm.gda->fence_base[i] : sync.gda_base;
+            const std::uint32_t* rkey = both ? comm.gda->fence_rkey[i] : sync.gda_rkey;
+            Wqe(q, at + i).read(load_cached(base + peer), load_cached(rkey + peer), q.sink, q.sink_lkey, 8);
+          }
         },
         &first);
-    if (status == Status::ok) status = wait_for(wait_words(comm), peer, q, first + 1, knobs.deadline);
+    if (status == Status::ok) status = wait_for(wait_words(comm), peer, q, first + reads, knobs.deadline);
     if (status != Status::ok) return status;
     if constexpr (Queue::kExclusive) {
-      q.fenced_index = first + 1;
+      q.fenced_index = first + reads;
     } else {
-      publish_max<Queue::kScope>(&q.fenced_index, first + 1);
+      publish_max<Queue::kScope>(&q.fenced_index, first + reads);
     }
     return Status::ok;
   }
