@@ -35,17 +35,20 @@ const char* advice(std::uint8_t syndrome) {
     case mlx5::kLocalProtectionError:
     case mlx5::kLocalLengthError:
     case mlx5::kLocalAccessError:
-      return "check offset and size of the source or target buffer, and that it is still registered; a kernel built with MARROW_CHECKED=ON names the call";
+      return "check offset and size of the source or target buffer, and that it is still "
+             "registered; a kernel built with MARROW_CHECKED=ON names the call";
     case mlx5::kRemoteAccessError:
-      return "check offset and size against the peer's window, and that the window is still open there; a kernel built with MARROW_CHECKED=ON names the call";
+      return "check offset and size against the peer's window, and that the window is still open "
+             "there; a kernel built with MARROW_CHECKED=ON names the call";
     case mlx5::kRemoteInvalidRequestError:
-      return "offsets of signals and atomics must be multiples of 8; a kernel built with MARROW_CHECKED=ON names the call";
+      return "offsets of signals and atomics must be multiples of 8; a kernel built with "
+             "MARROW_CHECKED=ON names the call";
     case mlx5::kLocalQpOperationError:
-      return "something overwrote the queue; run the kernel under compute-sanitizer or AddressSanitizer";
+      return "something overwrote the queue; run the kernel under compute-sanitizer or "
+             "AddressSanitizer";
     case mlx5::kFlushError:
       return "the queue was stopped; MARROW_GDA_CQ=ring keeps the first error of a queue";
-    default:
-      return "look at that rank's log; agree_failures() lets the survivors go on without it";
+    default: return "look at that rank's log; agree_failures() lets the survivors go on without it";
   }
 }
 
@@ -73,8 +76,9 @@ struct Connection::Layout {
   std::uint64_t bytes;
 };
 
-Connection::Connection(std::shared_ptr<Device> device, bootstrap::Bootstrap& bootstrap, memory::Arena& arena,
-                       const Requirements& requirements, const Region* counters)
+Connection::Connection(std::shared_ptr<Device> device, bootstrap::Bootstrap& bootstrap,
+                       memory::Arena& arena, const Requirements& requirements,
+                       const Region* counters)
     : nic_(std::move(device)),
       arena_(arena),
       rank_(bootstrap.rank()),
@@ -116,11 +120,13 @@ void Connection::drop() noexcept {
   pairs_.clear();
   umem_.reset();
   for (Fence& fence : fences_) {
-    if (fence.region && nic_->table().dereg_mr(fence.region) != 0) MARROW_WARN(gda, "freeing a fence word: ", nic_->failure());
+    if (fence.region && nic_->table().dereg_mr(fence.region) != 0)
+      MARROW_WARN(gda, "freeing a fence word: ", nic_->failure());
     if (fence.block.device) arena_.release(fence.block);
     fence = {};
   }
-  if (results_ && nic_->table().dereg_mr(results_) != 0) MARROW_WARN(gda, "freeing result words: ", nic_->failure());
+  if (results_ && nic_->table().dereg_mr(results_) != 0)
+    MARROW_WARN(gda, "freeing result words: ", nic_->failure());
   results_ = nullptr;
   if (block_.device) arena_.release(block_);
   block_ = {};
@@ -132,20 +138,25 @@ void Connection::make(const Layout& layout, const Requirements& requirements) {
   errors_ = reinterpret_cast<std::uint64_t*>(block_.host + layout.tail(0) + Layout::kError);
   for (std::size_t q = 0; q < queues; ++q) {
     auto* entries = reinterpret_cast<mlx5::Cqe*>(block_.host + layout.cq(q));
-    for (std::uint32_t i = 0; i < nic_->options().depth; ++i) entries[i].counter_owner = mlx5::kInitialCounterOwner;
+    for (std::uint32_t i = 0; i < nic_->options().depth; ++i)
+      entries[i].counter_owner = mlx5::kInitialCounterOwner;
   }
   make_fences();
   umem_ = std::make_unique<Umem>(nic_, block_.host, block_.bytes);
-  results_ = nic_->table().reg_mr(nic_->pd(), block_.host + layout.tails, block_.bytes - layout.tails, verbs::IBV_ACCESS_LOCAL_WRITE);
+  results_ = nic_->table().reg_mr(nic_->pd(), block_.host + layout.tails,
+                                  block_.bytes - layout.tails, verbs::IBV_ACCESS_LOCAL_WRITE);
   if (!results_) {
-    throw Error(Code::out_of_memory, cat("registering result words with ", nic_->name(), " failed: ", nic_->failure()),
+    throw Error(Code::out_of_memory,
+                cat("registering result words with ", nic_->name(), " failed: ", nic_->failure()),
                 "raise `ulimit -l`");
   }
   for (std::size_t q = 0; q < queues; ++q) {
-    const QueuePlace place{layout.sq(q), layout.cq(q), layout.tail(q) + Layout::kRecord, layout.tail(q) + Layout::kCqRecord};
+    const QueuePlace place{layout.sq(q), layout.cq(q), layout.tail(q) + Layout::kRecord,
+                           layout.tail(q) + Layout::kCqRecord};
     const bool companion = q >= mains();
-    pairs_.push_back(std::make_unique<QueuePair>(nic_, *umem_, place, static_cast<std::uint16_t>(requirements.first_index),
-                                                 counting_ && !companion));
+    pairs_.push_back(std::make_unique<QueuePair>(
+        nic_, *umem_, place, static_cast<std::uint16_t>(requirements.first_index),
+        counting_ && !companion));
   }
 }
 
@@ -155,7 +166,8 @@ void Connection::agree(bootstrap::Bootstrap& bootstrap, bool good) {
   const auto all = bootstrap.allgather(std::span(&mine, 1));
   for (int peer = 0; peer < nranks_; ++peer) {
     if (!all[peer].empty() && all[peer][0] != std::byte{1}) {
-      throw Error(Code::network, cat("rank ", peer, " could not connect its queues"), "see that rank's error");
+      throw Error(Code::network, cat("rank ", peer, " could not connect its queues"),
+                  "see that rank's error");
     }
   }
 }
@@ -167,10 +179,12 @@ void Connection::make_fences() {
   for (int kind = 0; kind < 2; ++kind) {
     Fence& fence = fences_[kind];
     fence.block = arena_.allocate(sizeof(std::uint64_t), kind == 0 ? Memory::device : Memory::host);
-    fence.region = nic_->table().reg_mr(nic_->pd(), fence.block.device, fence.block.bytes,
-                                        static_cast<int>(verbs::IBV_ACCESS_LOCAL_WRITE | verbs::IBV_ACCESS_REMOTE_READ));
+    fence.region = nic_->table().reg_mr(
+        nic_->pd(), fence.block.device, fence.block.bytes,
+        static_cast<int>(verbs::IBV_ACCESS_LOCAL_WRITE | verbs::IBV_ACCESS_REMOTE_READ));
     if (!fence.region) {
-      throw Error(Code::out_of_memory, cat("registering a fence word with ", nic_->name(), " failed: ", nic_->failure()),
+      throw Error(Code::out_of_memory,
+                  cat("registering a fence word with ", nic_->name(), " failed: ", nic_->failure()),
                   "raise `ulimit -l`, or load nvidia-peermem for GPU memory");
     }
   }
@@ -184,8 +198,9 @@ std::vector<std::vector<std::byte>> Connection::exchange_numbers(bootstrap::Boot
     for (std::size_t q = 0; q < mains(); ++q) mine.push_back(pairs_[q]->number());
     for (const Fence& fence : fences_) {
       const auto base = reinterpret_cast<std::uint64_t>(fence.block.device);
-      mine.insert(mine.end(), {static_cast<std::uint32_t>(base), static_cast<std::uint32_t>(base >> 32),
-                               fence.region ? fence.region->rkey : 0});
+      mine.insert(mine.end(),
+                  {static_cast<std::uint32_t>(base), static_cast<std::uint32_t>(base >> 32),
+                   fence.region ? fence.region->rkey : 0});
     }
   }
   return bootstrap.allgather(std::as_bytes(std::span(mine)));
@@ -198,9 +213,12 @@ void Connection::connect(const std::vector<std::vector<std::byte>>& all) {
     std::memcpy(theirs.data(), all[peer].data(), theirs.size() * 4);
     if (theirs.size() != words()) {
       throw Error(theirs.size() == 1 ? Code::network : Code::mismatch,
-                  theirs.size() == 1 ? cat("rank ", peer, " could not make its queues")
-                                     : cat("rank ", peer, " told ", theirs.size(), " words about its queues, rank ", rank_, " told ", words()),
-                  theirs.size() == 1 ? "see that rank's error" : "every rank must ask for the same contexts");
+                  theirs.size() == 1
+                      ? cat("rank ", peer, " could not make its queues")
+                      : cat("rank ", peer, " told ", theirs.size(),
+                            " words about its queues, rank ", rank_, " told ", words()),
+                  theirs.size() == 1 ? "see that rank's error"
+                                     : "every rank must ask for the same contexts");
     }
   }
   for (Fence& fence : fences_) {
@@ -219,14 +237,16 @@ void Connection::connect(const std::vector<std::vector<std::byte>>& all) {
     }
     for (int context = 0; context < contexts_; ++context) {
       const std::size_t q = static_cast<std::size_t>(context) * nranks_ + peer;
-      pairs_[q]->connect(theirs[2 + static_cast<std::size_t>(context) * nranks_ + rank_], {theirs[0], theirs[1]});
+      pairs_[q]->connect(theirs[2 + static_cast<std::size_t>(context) * nranks_ + rank_],
+                         {theirs[0], theirs[1]});
       // A companion writes to our own counters, so it is connected to itself.
       if (counting_) pairs_[mains() + q]->connect(pairs_[mains() + q]->number(), nic_->port());
     }
   }
 }
 
-void Connection::publish(const Layout& layout, const Requirements& requirements, const Region* counters) {
+void Connection::publish(const Layout& layout, const Requirements& requirements,
+                         const Region* counters) {
   struct alignas(128) Image {
     std::byte bytes[128];
   };
@@ -249,21 +269,25 @@ void Connection::publish(const Layout& layout, const Requirements& requirements,
     std::byte* tail = block_.device + layout.tail(q);
     queue->sq = block_.device + layout.sq(q);
     queue->doorbell = pair.doorbell();
-    queue->record = reinterpret_cast<std::uint32_t*>(tail + Layout::kRecord + offsetof(mlx5::DoorbellRecord, send));
+    queue->record = reinterpret_cast<std::uint32_t*>(tail + Layout::kRecord +
+                                                     offsetof(mlx5::DoorbellRecord, send));
     queue->mask = nic_->options().depth - 1;
     queue->qpn = mlx5::to_big32(pair.number() << 8);
     queue->sink = reinterpret_cast<std::uint64_t>(block_.host) + layout.tail(q) + Layout::kResults;
     queue->sink_lkey = mlx5::to_big32(results_->lkey);
     queue->cqn = mlx5::to_big32(pair.cq_number());
-    queue->cq = reinterpret_cast<const std::uint32_t*>(block_.device + layout.cq(q) + offsetof(mlx5::Cqe, counter_owner));
+    queue->cq = reinterpret_cast<const std::uint32_t*>(block_.device + layout.cq(q) +
+                                                       offsetof(mlx5::Cqe, counter_owner));
     queue->result = reinterpret_cast<std::uint64_t*>(tail + Layout::kResults) + 1;
     queue->error = reinterpret_cast<std::uint64_t*>(tail + Layout::kError);
     queue->release = static_cast<std::uint8_t>(GdaRelease::system);
-    queue->release_reason = static_cast<std::uint8_t>(nic_->emulated() ? GdaReleaseReason::cpu_engine : GdaReleaseReason::host_memory);
+    queue->release_reason = static_cast<std::uint8_t>(
+        nic_->emulated() ? GdaReleaseReason::cpu_engine : GdaReleaseReason::host_memory);
     queue->collapsed = nic_->options().collapsed ? 1 : 0;
     // The NIC counts 16 bits; ours is the first 64-bit index from the wanted one on that agrees with it.
     const std::uint64_t wanted = requirements.first_index;
-    const std::uint64_t first = wanted + static_cast<std::uint16_t>(pair.first() - static_cast<std::uint16_t>(wanted));
+    const std::uint64_t first =
+        wanted + static_cast<std::uint16_t>(pair.first() - static_cast<std::uint16_t>(wanted));
     queue->reserved_index = queue->ready_index = queue->posted_index = queue->owed_index = first;
     queue->completed_index = queue->fenced_index = first;
   }
@@ -275,7 +299,8 @@ std::vector<QueueError> Connection::errors() const {
   const std::lock_guard lock(mutex_);
   for (std::size_t q = 0; q < pairs_.size(); ++q) {
     auto* word = errors_ + q * (Layout::kTailBytes / sizeof(std::uint64_t));
-    const std::uint64_t error = std::atomic_ref<std::uint64_t>(*word).load(std::memory_order_relaxed);
+    const std::uint64_t error =
+        std::atomic_ref<std::uint64_t>(*word).load(std::memory_order_relaxed);
     const int peer = static_cast<int>(q % nranks_);
     if (error == 0 || masked_[peer]) continue;
     QueueError e;
@@ -283,10 +308,12 @@ std::vector<QueueError> Connection::errors() const {
     e.context = static_cast<int>(q % mains() / nranks_);
     e.syndrome = gda_error::syndrome(error);
     e.code = gda_error::is_invalid(error) ? Code::network : Code::peer_failed;
-    e.sentence = cat(operation_name(gda_error::opcode(error)), " from rank ", rank_, " to rank ", peer, ", context ", e.context,
-                     q >= mains() ? " (counter queue)" : "", ", queue pair ", pairs_[q]->number(), ", entry ",
-                     gda_error::wqe_index(error), ", failed on ", nic_->name(), ": ", mlx5::syndrome_name(e.syndrome),
-                     " (syndrome ", static_cast<int>(e.syndrome), ", vendor ", static_cast<int>(gda_error::vendor(error)), ")");
+    e.sentence = cat(operation_name(gda_error::opcode(error)), " from rank ", rank_, " to rank ",
+                     peer, ", context ", e.context, q >= mains() ? " (counter queue)" : "",
+                     ", queue pair ", pairs_[q]->number(), ", entry ", gda_error::wqe_index(error),
+                     ", failed on ", nic_->name(), ": ", mlx5::syndrome_name(e.syndrome),
+                     " (syndrome ", static_cast<int>(e.syndrome), ", vendor ",
+                     static_cast<int>(gda_error::vendor(error)), ")");
     e.next_step = advice(e.syndrome);
     found.push_back(std::move(e));
   }
@@ -305,7 +332,8 @@ void Connection::mask_peer(int rank) noexcept {
 }
 
 std::string Connection::release_scope() const {
-  return nic_->emulated() ? "system: a CPU thread executes the queues" : "system: queues lie in host memory";
+  return nic_->emulated() ? "system: a CPU thread executes the queues"
+                          : "system: queues lie in host memory";
 }
 
 }  // namespace marrow::gda

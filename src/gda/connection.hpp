@@ -39,7 +39,9 @@ class Connection final : public Queues {
   /// Length of what each rank tells the others.
   std::size_t words() const { return 2 + mains() + 2 * 3; }
   /// Queues of (context, peer); companions follow.
-  std::size_t mains() const { return static_cast<std::size_t>(contexts_) * static_cast<std::size_t>(nranks_); }
+  std::size_t mains() const {
+    return static_cast<std::size_t>(contexts_) * static_cast<std::size_t>(nranks_);
+  }
 
   std::shared_ptr<Device> nic_;
   memory::Arena& arena_;
@@ -59,7 +61,7 @@ class Connection final : public Queues {
   std::unique_ptr<Umem> umem_;
   verbs::ibv_mr* results_ = nullptr;
   std::vector<std::unique_ptr<QueuePair>> pairs_;  ///< by (context, peer), then companions
-  mutable std::mutex mutex_;   ///< masked_
+  mutable std::mutex mutex_;                       ///< masked_
   std::vector<bool> masked_;
   std::uint64_t* errors_ = nullptr;  ///< one word a queue, stride Layout::kTailBytes
   const GdaDevice* table_ = nullptr;

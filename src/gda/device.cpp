@@ -26,7 +26,8 @@ std::shared_ptr<Device> Device::open(const std::string& provider, const std::str
                                      const std::string& job, const std::string& softnic_options,
                                      const Place& place, const QueueOptions& options) {
   const verbs::Table& table = verbs::provider(provider);
-  if (!table.has_devx()) refuse("libmlx5.so.1 is missing or lacks DevX, so no queue can be made for a GPU");
+  if (!table.has_devx())
+    refuse("libmlx5.so.1 is missing or lacks DevX, so no queue can be made for a GPU");
   int count = 0;
   verbs::ibv_device** list = table.get_device_list(&count);
   const auto free_list = [&](verbs::ibv_device** l) {
@@ -53,7 +54,8 @@ std::shared_ptr<Device> Device::open(const std::string& provider, const std::str
   refuse(tried);
 }
 
-void Device::use(verbs::ibv_device* device, const std::string& job, const std::string& softnic_options) {
+void Device::use(verbs::ibv_device* device, const std::string& job,
+                 const std::string& softnic_options) {
   using namespace marrow::mlx5;
   emulated_ = table_.open_device_in_job != nullptr;
   name_ = emulated_ ? "softnic0" : table_.get_device_name(device);
@@ -62,10 +64,13 @@ void Device::use(verbs::ibv_device* device, const std::string& job, const std::s
   if (!context_) refuse(cat("cannot be opened: ", failure()));
 
   verbs::ibv_port_attr port{};
-  if (table_.query_port(context_, 1, &port) != 0) refuse(cat("port 1 cannot be queried: ", failure()));
+  if (table_.query_port(context_, 1, &port) != 0)
+    refuse(cat("port 1 cannot be queried: ", failure()));
   if (port.state != verbs::kPortActive) refuse("port 1 is not active");
   if (port.link_layer == verbs::kLinkLayerEthernet) {
-    refuse("port 1 is Ethernet (RoCE): only InfiniBand addressing is implemented on the gda path; the proxy path works over RoCE");
+    refuse(
+        "port 1 is Ethernet (RoCE): only InfiniBand addressing is implemented on the gda path; the "
+        "proxy path works over RoCE");
   }
   port_ = {port.lid, static_cast<std::uint32_t>(port.active_mtu)};
 
@@ -77,10 +82,12 @@ void Device::use(verbs::ibv_device* device, const std::string& job, const std::s
     refuse(cat("DevX commands are refused: ", failure()));
   }
   const std::uint8_t* cap = out + hca_cap::kCapability;
-  if (!get(cap, hca_cap::reliable_connected) || !get(cap, hca_cap::atomic)) refuse("it has no RC queues or no atomics");
+  if (!get(cap, hca_cap::reliable_connected) || !get(cap, hca_cap::atomic))
+    refuse("it has no RC queues or no atomics");
   if (!get(cap, hca_cap::cq_overrun_ignore)) refuse("it cannot ignore completion queue overrun");
   if (options_.depth > 1u << get(cap, hca_cap::log_max_qp_size)) {
-    refuse(cat("MARROW_GDA_DEPTH=", options_.depth, " is above its limit of ", 1u << get(cap, hca_cap::log_max_qp_size)));
+    refuse(cat("MARROW_GDA_DEPTH=", options_.depth, " is above its limit of ",
+               1u << get(cap, hca_cap::log_max_qp_size)));
   }
 
   pd_ = table_.alloc_pd(context_);
@@ -88,7 +95,8 @@ void Device::use(verbs::ibv_device* device, const std::string& job, const std::s
   verbs::mlx5dv_pd number{};
   verbs::mlx5dv_obj object{};
   object.pd = {pd_, &number};
-  if (table_.init_obj(&object, verbs::kObjectPd) != 0) refuse(cat("the protection domain has no number: ", failure()));
+  if (table_.init_obj(&object, verbs::kObjectPd) != 0)
+    refuse(cat("the protection domain has no number: ", failure()));
   pdn_ = number.pdn;
   if (table_.devx_query_eqn(context_, 0, &eqn_) != 0) refuse(cat("no event queue: ", failure()));
   if (place_.on_gpu()) cuda_ = cuda::Context::of(place_.device);
@@ -99,8 +107,10 @@ Device::~Device() {
     const cuda::Current current(*cuda_);
     cuda::check_quietly(cuda::driver().host_unregister(page), "unmapping a doorbell page");
   }
-  if (pd_ && table_.dealloc_pd(pd_) != 0) MARROW_WARN(gda, name_, ": freeing the protection domain: ", failure());
-  if (context_ && table_.close_device(context_) != 0) MARROW_WARN(gda, name_, ": closing: ", failure());
+  if (pd_ && table_.dealloc_pd(pd_) != 0)
+    MARROW_WARN(gda, name_, ": freeing the protection domain: ", failure());
+  if (context_ && table_.close_device(context_) != 0)
+    MARROW_WARN(gda, name_, ": closing: ", failure());
 }
 
 std::string Device::failure() const {
@@ -119,21 +129,27 @@ std::uint64_t* Device::map_doorbell(const verbs::mlx5dv_devx_uar& uar) {
   if (found == mapped_pages_.end()) {
     // A register of a real NIC is I/O memory; softnic's is an ordinary page, which that flag refuses.
     constexpr unsigned kIoMemory = 4;
-    const unsigned flags = cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap | (emulated_ ? 0 : kIoMemory);
-    cuda::check(cuda::driver().host_register(page, kPage, flags), cat("mapping a doorbell page of ", name_, " for GPU ", place_.device),
-                "the driver must allow PeerMappingOverride for a real NIC (NVreg_RegistryDwords=\"PeerMappingOverride=1;\")");
+    const unsigned flags =
+        cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap | (emulated_ ? 0 : kIoMemory);
+    cuda::check(cuda::driver().host_register(page, kPage, flags),
+                cat("mapping a doorbell page of ", name_, " for GPU ", place_.device),
+                "the driver must allow PeerMappingOverride for a real NIC "
+                "(NVreg_RegistryDwords=\"PeerMappingOverride=1;\")");
     mapped_pages_[page] = 1;
   } else {
     ++found->second;
   }
   cuda::DevicePointer at{};
-  cuda::check(cuda::driver().host_device_pointer(&at, page, 0), cat("address of a doorbell page for GPU ", place_.device));
-  return reinterpret_cast<std::uint64_t*>(reinterpret_cast<std::byte*>(at) + (host - static_cast<std::byte*>(page)));
+  cuda::check(cuda::driver().host_device_pointer(&at, page, 0),
+              cat("address of a doorbell page for GPU ", place_.device));
+  return reinterpret_cast<std::uint64_t*>(reinterpret_cast<std::byte*>(at) +
+                                          (host - static_cast<std::byte*>(page)));
 }
 
 void Device::unmap_doorbell(const verbs::mlx5dv_devx_uar& uar) noexcept {
   if (!place_.on_gpu()) return;
-  auto* page = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(uar.reg_addr) & ~(kPage - 1));
+  auto* page =
+      reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(uar.reg_addr) & ~(kPage - 1));
   const std::lock_guard lock(mutex_);
   const auto found = mapped_pages_.find(page);
   if (found == mapped_pages_.end() || --found->second > 0) return;

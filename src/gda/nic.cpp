@@ -35,7 +35,8 @@ Attempt attempt(Try&& open) {
 }
 
 /// Whether every rank's attempt went well; else `tried` gets each distinct reason.
-bool all_succeeded(bootstrap::Bootstrap& bootstrap, const Attempt& mine, const std::string& what, std::string& tried) {
+bool all_succeeded(bootstrap::Bootstrap& bootstrap, const Attempt& mine, const std::string& what,
+                   std::string& tried) {
   const std::string bytes = (mine.device ? "+" : "-") + mine.text;
   const auto all = bootstrap.allgather(std::as_bytes(std::span(bytes.data(), bytes.size())));
   bool good = true;
@@ -44,7 +45,8 @@ bool all_succeeded(bootstrap::Bootstrap& bootstrap, const Attempt& mine, const s
     const std::string text(reinterpret_cast<const char*>(all[r].data()), all[r].size());
     if (text[0] == '+') continue;
     const std::string reason = cat(what, ": ", text.substr(1));
-    if (tried.find(reason) == std::string::npos) tried += cat(tried.empty() ? "" : "; ", reason, " (rank ", r, ")");
+    if (tried.find(reason) == std::string::npos)
+      tried += cat(tried.empty() ? "" : "; ", reason, " (rank ", r, ")");
     good = false;
   }
   return good;
@@ -53,7 +55,8 @@ bool all_succeeded(bootstrap::Bootstrap& bootstrap, const Attempt& mine, const s
 bool one_host(bootstrap::Bootstrap& bootstrap) {
   const std::vector<bool> masked = bootstrap.mask();
   for (int r = 0; r < bootstrap.nranks(); ++r) {
-    if ((r >= static_cast<int>(masked.size()) || !masked[r]) && !bootstrap.same_host(r)) return false;
+    if ((r >= static_cast<int>(masked.size()) || !masked[r]) && !bootstrap.same_host(r))
+      return false;
   }
   return true;
 }
@@ -63,22 +66,26 @@ void same_choice(bootstrap::Bootstrap& bootstrap, const std::string& mine) {
   for (std::size_t r = 0; r < all.size(); ++r) {
     const std::string theirs(reinterpret_cast<const char*>(all[r].data()), all[r].size());
     if (theirs.empty() || theirs == mine) continue;
-    throw Error(Code::mismatch, cat("rank ", r, " has ", theirs, ", rank ", bootstrap.rank(), " has ", mine),
+    throw Error(Code::mismatch,
+                cat("rank ", r, " has ", theirs, ", rank ", bootstrap.rank(), " has ", mine),
                 "set MARROW_NIC, MARROW_GDA_DEPTH and MARROW_GDA_CQ alike on every rank");
   }
 }
 
 }  // namespace
 
-std::unique_ptr<Nic> Nic::open(bootstrap::Bootstrap& bootstrap, const base::Parameters& parameters, const Place& place) {
+std::unique_ptr<Nic> Nic::open(bootstrap::Bootstrap& bootstrap, const base::Parameters& parameters,
+                               const Place& place) {
   const std::string choice = base::parameter_string("MARROW_NIC", parameters);
   QueueOptions options;
   options.depth = static_cast<std::uint32_t>(base::parameter_int("MARROW_GDA_DEPTH", parameters));
   options.collapsed = base::parameter_string("MARROW_GDA_CQ", parameters) == "collapsed";
   same_choice(bootstrap, cat("MARROW_NIC=", choice, " MARROW_GDA_DEPTH=", options.depth,
                              " MARROW_GDA_CQ=", options.collapsed ? "collapsed" : "ring"));
-  const char* next = "`marrow info` shows what was found; MARROW_NIC=softnic emulates a NIC on one host";
-  if (choice == "none") throw Error(Code::unsupported, "no NIC for the gda path: MARROW_NIC=none", next);
+  const char* next =
+      "`marrow info` shows what was found; MARROW_NIC=softnic emulates a NIC on one host";
+  if (choice == "none")
+    throw Error(Code::unsupported, "no NIC for the gda path: MARROW_NIC=none", next);
 
   std::string tried;
   if (choice != "softnic" && choice.rfind("softnic", 0) != 0) {
@@ -88,15 +95,19 @@ std::unique_ptr<Nic> Nic::open(bootstrap::Bootstrap& bootstrap, const base::Para
       MARROW_INFO(gda, "NIC ", real.device->name());
       return std::unique_ptr<Nic>(new Nic(std::move(real.device)));
     }
-    if (choice != "auto") throw Error(Code::unsupported, cat("no NIC for the gda path: ", tried), next);
+    if (choice != "auto")
+      throw Error(Code::unsupported, cat("no NIC for the gda path: ", tried), next);
   }
   if (!one_host(bootstrap)) {
     throw Error(Code::unsupported,
-                cat("no NIC for the gda path: ", tried, tried.empty() ? "" : "; ", "softnic: the ranks are on several hosts"), next);
+                cat("no NIC for the gda path: ", tried, tried.empty() ? "" : "; ",
+                    "softnic: the ranks are on several hosts"),
+                next);
   }
   // The lowest live rank names the job; the name is unpredictable, so no other job's queues are reached.
   const std::string proposal = "marrow-" + base::random_name(12);
-  const auto names = bootstrap.allgather(std::as_bytes(std::span(proposal.data(), proposal.size())));
+  const auto names =
+      bootstrap.allgather(std::as_bytes(std::span(proposal.data(), proposal.size())));
   std::string job;
   for (const auto& name : names) {
     if (name.empty()) continue;
@@ -126,16 +137,20 @@ bool Nic::can_use(Memory kind, std::string* why) const {
 Region Nic::register_region(const memory::Block& block, Access access) {
   std::string why;
   if (!can_use(block.kind, &why)) {
-    throw Error(Code::unsupported, cat("registering ", block.bytes, " bytes with ", name(), ": ", why), "use Memory::host");
+    throw Error(Code::unsupported,
+                cat("registering ", block.bytes, " bytes with ", name(), ": ", why),
+                "use Memory::host");
   }
   const verbs::Table& table = device_->table();
   std::byte* address = block.host ? block.host : block.device;
   unsigned rights = verbs::IBV_ACCESS_LOCAL_WRITE;
   if (access != Access::local) {
-    rights |= verbs::IBV_ACCESS_REMOTE_WRITE | verbs::IBV_ACCESS_REMOTE_READ | verbs::IBV_ACCESS_REMOTE_ATOMIC;
+    rights |= verbs::IBV_ACCESS_REMOTE_WRITE | verbs::IBV_ACCESS_REMOTE_READ |
+              verbs::IBV_ACCESS_REMOTE_ATOMIC;
   }
   // Order between a put's data and its signal comes from the signal's region, so only data may relax it.
-  if (access == Access::data && !device_->emulated() && table.reg_mr_iova2) rights |= verbs::IBV_ACCESS_RELAXED_ORDERING;
+  if (access == Access::data && !device_->emulated() && table.reg_mr_iova2)
+    rights |= verbs::IBV_ACCESS_RELAXED_ORDERING;
 
   // softnic: other processes map the memory by its descriptor. Told in whole pages, and only for the
   // time of the call: what is registered keeps its own descriptor.
@@ -143,20 +158,26 @@ Region Nic::register_region(const memory::Block& block, Access access) {
   if (access != Access::local && table.expose_memory && block.fd >= 0 && block.host) {
     const std::uint64_t before = reinterpret_cast<std::uintptr_t>(block.host) & 4095;
     if (block.fd_offset >= before &&
-        table.expose_memory(device_->context(), block.host - before, block.bytes + before, block.fd, block.fd_offset - before) == 0) {
+        table.expose_memory(device_->context(), block.host - before, block.bytes + before, block.fd,
+                            block.fd_offset - before) == 0) {
       exposed = block.host - before;
     } else {
-      MARROW_INFO(gda, "memory at ", static_cast<const void*>(block.host), " stays within this process: ", device_->failure());
+      MARROW_INFO(gda, "memory at ", static_cast<const void*>(block.host),
+                  " stays within this process: ", device_->failure());
     }
   }
   const auto iova = reinterpret_cast<std::uint64_t>(address);
-  verbs::ibv_mr* mr = table.reg_mr_iova2 ? table.reg_mr_iova2(device_->pd(), address, block.bytes, iova, rights)
-                                         : table.reg_mr(device_->pd(), address, block.bytes, static_cast<int>(rights));
+  verbs::ibv_mr* mr =
+      table.reg_mr_iova2
+          ? table.reg_mr_iova2(device_->pd(), address, block.bytes, iova, rights)
+          : table.reg_mr(device_->pd(), address, block.bytes, static_cast<int>(rights));
   const std::string failure = mr ? "" : device_->failure();
   if (exposed) table.withdraw_memory(device_->context(), exposed);
   if (!mr) {
-    throw Error(Code::out_of_memory, cat("registering ", block.bytes, " bytes with ", name(), " failed: ", failure),
-                device_->emulated() ? "use fewer windows" : "raise `ulimit -l`, or load nvidia-peermem for GPU memory");
+    throw Error(Code::out_of_memory,
+                cat("registering ", block.bytes, " bytes with ", name(), " failed: ", failure),
+                device_->emulated() ? "use fewer windows"
+                                    : "raise `ulimit -l`, or load nvidia-peermem for GPU memory");
   }
   return {iova, mlx5::to_big32(mr->lkey), mlx5::to_big32(mr->rkey), mr};
 }
@@ -169,8 +190,8 @@ void Nic::deregister(Region& region) noexcept {
   region = {};
 }
 
-std::unique_ptr<Queues> Nic::connect(bootstrap::Bootstrap& bootstrap, memory::Arena& arena, const Requirements& requirements,
-                                     const Region* counters) {
+std::unique_ptr<Queues> Nic::connect(bootstrap::Bootstrap& bootstrap, memory::Arena& arena,
+                                     const Requirements& requirements, const Region* counters) {
   return std::make_unique<Connection>(device_, bootstrap, arena, requirements, counters);
 }
 

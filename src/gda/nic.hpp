@@ -22,10 +22,10 @@ class Queues;  // queues.hpp
 /// Memory the NIC may use. Keys are big endian, as a WQE wants them. A plain value; whoever registered
 /// it calls deregister once.
 struct Region {
-  std::uint64_t iova = 0;     ///< address of byte 0 in WQEs, ours and our peers'
+  std::uint64_t iova = 0;  ///< address of byte 0 in WQEs, ours and our peers'
   std::uint32_t lkey_be = 0;
   std::uint32_t rkey_be = 0;
-  void* handle = nullptr;     ///< null: nothing registered
+  void* handle = nullptr;  ///< null: nothing registered
 };
 
 /// What may be done to a region.
@@ -41,8 +41,8 @@ class Nic {
   /// ranks are on one host; softnic; none; or a device's name, e.g. mlx5_0.
   /// @throws Error(unsupported) on every rank, whose sentence lists what was tried; Error(timeout |
   ///         peer_failed) from the bootstrap
-  static std::unique_ptr<Nic> open(bootstrap::Bootstrap& bootstrap, const base::Parameters& parameters,
-                                   const Place& place);
+  static std::unique_ptr<Nic> open(bootstrap::Bootstrap& bootstrap,
+                                   const base::Parameters& parameters, const Place& place);
   ~Nic();
   Nic(const Nic&) = delete;
   Nic& operator=(const Nic&) = delete;

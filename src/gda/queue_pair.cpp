@@ -27,14 +27,19 @@ constexpr unsigned kLogMaxMessage = 30;
 constexpr unsigned kAtomicMode8 = 3;      // 8-byte atomics
 constexpr unsigned kRestateRights = 0xe;  // optional-parameter bits: read, atomic, write
 
-unsigned log2_of(std::uint32_t power_of_two) { return static_cast<unsigned>(std::countr_zero(power_of_two)); }
+unsigned log2_of(std::uint32_t power_of_two) {
+  return static_cast<unsigned>(std::countr_zero(power_of_two));
+}
 
-[[noreturn]] void refused(const Device& device, const char* command, const std::uint8_t* reply, const std::string& why) {
+[[noreturn]] void refused(const Device& device, const char* command, const std::uint8_t* reply,
+                          const std::string& why) {
   const auto status = static_cast<unsigned>(get(reply, reply::status));
   const bool full = status == kStatusNoResources || status == kStatusExceedLimit || errno == ENOMEM;
   throw Error(full ? Code::out_of_memory : Code::network,
-              cat(device.name(), " refused ", command, " (status ", status, ", syndrome ", get(reply, reply::syndrome), "): ", why),
-              full ? "use fewer contexts or ranks, or a smaller MARROW_GDA_DEPTH" : "run with MARROW_DEBUG=INFO and report it");
+              cat(device.name(), " refused ", command, " (status ", status, ", syndrome ",
+                  get(reply, reply::syndrome), "): ", why),
+              full ? "use fewer contexts or ranks, or a smaller MARROW_GDA_DEPTH"
+                   : "run with MARROW_DEBUG=INFO and report it");
 }
 
 void set_rights(std::uint8_t* context) {
@@ -48,30 +53,36 @@ void set_rights(std::uint8_t* context) {
 
 Umem::Umem(std::shared_ptr<Device> device, void* address, std::size_t bytes)
     : device_(std::move(device)),
-      umem_(device_->table().devx_umem_reg(device_->context(), address, bytes, verbs::IBV_ACCESS_LOCAL_WRITE)) {
+      umem_(device_->table().devx_umem_reg(device_->context(), address, bytes,
+                                           verbs::IBV_ACCESS_LOCAL_WRITE)) {
   if (!umem_) {
-    throw Error(Code::out_of_memory, cat(device_->name(), ": ", bytes, " bytes of queues cannot be registered: ", device_->failure()),
+    throw Error(Code::out_of_memory,
+                cat(device_->name(), ": ", bytes,
+                    " bytes of queues cannot be registered: ", device_->failure()),
                 "raise `ulimit -l`, or use a smaller MARROW_GDA_DEPTH");
   }
 }
 
 Umem::~Umem() {
-  if (device_->table().devx_umem_dereg(umem_) != 0) MARROW_WARN(gda, device_->name(), ": freeing a umem: ", device_->failure());
+  if (device_->table().devx_umem_dereg(umem_) != 0)
+    MARROW_WARN(gda, device_->name(), ": freeing a umem: ", device_->failure());
 }
 
-QueuePair::QueuePair(std::shared_ptr<Device> device, const Umem& umem, const QueuePlace& place, std::uint16_t first,
-                     bool wakes)
+QueuePair::QueuePair(std::shared_ptr<Device> device, const Umem& umem, const QueuePlace& place,
+                     std::uint16_t first, bool wakes)
     : device_(std::move(device)) {
   try {
     const verbs::Table& table = device_->table();
     // A register of its own: two queues that share a memory cell would lose doorbells (a real register
     // is a stream of posted writes and would not).
-    for (const std::uint32_t kind : {verbs::kUarNonCachedDedicated, verbs::kUarNonCached, verbs::kUarBlueFlame}) {
+    for (const std::uint32_t kind :
+         {verbs::kUarNonCachedDedicated, verbs::kUarNonCached, verbs::kUarBlueFlame}) {
       uar_ = table.devx_alloc_uar(device_->context(), kind);
       if (uar_) break;
     }
     if (!uar_) {
-      throw Error(Code::out_of_memory, cat(device_->name(), " has no doorbell register left: ", device_->failure()),
+      throw Error(Code::out_of_memory,
+                  cat(device_->name(), " has no doorbell register left: ", device_->failure()),
                   "use fewer contexts or ranks");
     }
     doorbell_ = device_->map_doorbell(*uar_);
@@ -106,7 +117,8 @@ void QueuePair::create_cq(const Umem& umem, const QueuePlace& place) {
   cqn_ = static_cast<std::uint32_t>(get(out, reply::object));
 }
 
-void QueuePair::create_qp(const Umem& umem, const QueuePlace& place, std::uint16_t first, bool wakes) {
+void QueuePair::create_qp(const Umem& umem, const QueuePlace& place, std::uint16_t first,
+                          bool wakes) {
   std::uint8_t in[create_qp::kInBytes] = {};
   std::uint8_t out[create_qp::kOutBytes] = {};
   set(in, command::opcode, kCreateQp);
@@ -192,8 +204,10 @@ void QueuePair::stop() noexcept {
 
 void QueuePair::destroy() noexcept {
   const verbs::Table& table = device_->table();
-  if (qp_ && table.devx_obj_destroy(qp_) != 0) MARROW_WARN(gda, "destroying queue pair ", qpn_, ": ", device_->failure());
-  if (cq_ && table.devx_obj_destroy(cq_) != 0) MARROW_WARN(gda, "destroying completion queue ", cqn_, ": ", device_->failure());
+  if (qp_ && table.devx_obj_destroy(qp_) != 0)
+    MARROW_WARN(gda, "destroying queue pair ", qpn_, ": ", device_->failure());
+  if (cq_ && table.devx_obj_destroy(cq_) != 0)
+    MARROW_WARN(gda, "destroying completion queue ", cqn_, ": ", device_->failure());
   if (doorbell_) device_->unmap_doorbell(*uar_);
   if (uar_) table.devx_free_uar(uar_);
   qp_ = cq_ = nullptr;

@@ -28,8 +28,9 @@ class Umem {
 struct QueuePlace {
   std::uint64_t sq = 0;
   std::uint64_t cq = 0;
-  std::uint64_t record = 0;     ///< doorbell record, 8 bytes
-  std::uint64_t cq_record = 0;  ///< the completion queue's, 8 bytes; never written: overrun is ignored
+  std::uint64_t record = 0;  ///< doorbell record, 8 bytes
+  std::uint64_t cq_record =
+      0;  ///< the completion queue's, 8 bytes; never written: overrun is ignored
 };
 
 class QueuePair {
@@ -38,7 +39,8 @@ class QueuePair {
   /// @param first  wanted index of the first WQE, modulo 2^16; a real NIC begins at 0 whatever it says
   /// @param wakes  completions of this queue may wake a WAIT on another one
   /// @throws Error(out_of_memory | network) naming the command and its status
-  QueuePair(std::shared_ptr<Device> device, const Umem& umem, const QueuePlace& place, std::uint16_t first, bool wakes);
+  QueuePair(std::shared_ptr<Device> device, const Umem& umem, const QueuePlace& place,
+            std::uint16_t first, bool wakes);
   ~QueuePair();
   QueuePair(const QueuePair&) = delete;
   QueuePair& operator=(const QueuePair&) = delete;

@@ -9,7 +9,8 @@ namespace {
 
 using namespace gda_test;
 
-MARROW_KERNEL ping_pong(DeviceCommunicator comm, WindowHandle window, int rounds, std::uint64_t* bad) {
+MARROW_KERNEL ping_pong(DeviceCommunicator comm, WindowHandle window, int rounds,
+                        std::uint64_t* bad) {
   const Gin<Path::gda> gin(comm, 0);
   auto* words = reinterpret_cast<std::uint64_t*>(window.local);
   for (int i = 1; i <= rounds; ++i) {
@@ -35,7 +36,8 @@ MARROW_KERNEL ping_pong(DeviceCommunicator comm, WindowHandle window, int rounds
 }
 
 /// Everyone to everyone, from every thread; each word of the target has one writer.
-MARROW_KERNEL exchange(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle source, int rounds, Status* out) {
+MARROW_KERNEL exchange(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle source,
+                       int rounds, Status* out) {
   const Gin<Path::gda> gin(comm, 0);
   const int threads = block_size();
   Status worst = Status::ok;
@@ -70,7 +72,8 @@ TEST_P(GdaEndurance, HundredThousandRoundTrips) {
     std::uint64_t bad = 0;
     launch(Place::cpu(), 1, 1, 0, ping_pong, rank.comm(), rank.window(), rounds, &bad);
     EXPECT_EQ(bad, 0u);
-    EXPECT_EQ(rank.queue(0, 1 - rank.rank()).reserved_index, setting.first_index + 2 * static_cast<std::uint64_t>(rounds));
+    EXPECT_EQ(rank.queue(0, 1 - rank.rank()).reserved_index,
+              setting.first_index + 2 * static_cast<std::uint64_t>(rounds));
   });
 }
 
@@ -86,9 +89,11 @@ TEST_P(GdaEndurance, AllToAllUnderDelayAndReorder) {
   run_ranks(setting, [&](Rank& rank) {
     const LocalBufferHandle source = rank.local(1 << 16);
     auto* words = reinterpret_cast<std::uint64_t*>(source.local);
-    for (std::uint64_t i = 0; i < (1 << 13); ++i) words[i] = i * 1000 + static_cast<std::uint64_t>(rank.rank());
+    for (std::uint64_t i = 0; i < (1 << 13); ++i)
+      words[i] = i * 1000 + static_cast<std::uint64_t>(rank.rank());
     std::vector<Status> out(kThreads, Status::invalid);
-    launch(Place::cpu(), 1, kThreads, 0, exchange, rank.comm(), rank.window(), source, kRounds, out.data());
+    launch(Place::cpu(), 1, kThreads, 0, exchange, rank.comm(), rank.window(), source, kRounds,
+           out.data());
     for (const Status s : out) EXPECT_EQ(s, Status::ok) << name(s);
     for (int from = 0; from < 3; ++from) {
       for (int i = 0; i < kThreads * kRounds; ++i) {

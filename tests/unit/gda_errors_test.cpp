@@ -21,12 +21,14 @@ struct Outcome {
 };
 
 /// Two good puts, one as told, three good ones, then a flush.
-MARROW_KERNEL put_wrong(DeviceCommunicator comm, WindowHandle window, WindowHandle wrong, LocalBufferHandle source,
-                        std::uint64_t offset, std::uint64_t bytes, Outcome* out) {
+MARROW_KERNEL put_wrong(DeviceCommunicator comm, WindowHandle window, WindowHandle wrong,
+                        LocalBufferHandle source, std::uint64_t offset, std::uint64_t bytes,
+                        Outcome* out) {
   if (comm.rank != 0) return;
   const Gin<Path::gda> gin(comm, 0);
   for (int i = 0; i < 6; ++i) {
-    const Status s = i == 2 ? gin.put(1, wrong, offset, source, 0, bytes) : gin.put(1, window, 0, source, 0, 8);
+    const Status s =
+        i == 2 ? gin.put(1, wrong, offset, source, 0, bytes) : gin.put(1, window, 0, source, 0, 8);
     out->posted = worse(out->posted, s);
   }
   out->flushed = gin.flush(Index(1));
@@ -66,13 +68,16 @@ MARROW_KERNEL finish_ring(DeviceCommunicator comm, WindowHandle window, Outcome*
   const Gin<Path::gda> gin(comm, 0);
   out->flushed = gin.flush();
   std::uint64_t old = 0;
-  for (int i = 0; i < 40; ++i) out->other = worse(out->other, gin.fetch_add(1, window, 136, 1, &old));
+  for (int i = 0; i < 40; ++i)
+    out->other = worse(out->other, gin.fetch_add(1, window, 136, 1, &old));
   out->count = old;
 }
 
-MARROW_KERNEL put_and_flush(DeviceCommunicator comm, WindowHandle window, int peer, bool counted, Outcome* out) {
+MARROW_KERNEL put_and_flush(DeviceCommunicator comm, WindowHandle window, int peer, bool counted,
+                            Outcome* out) {
   const Gin<Path::gda> gin(comm, 0);
-  out->posted = counted ? gin.put(peer, window, 0, window, 64, 8, CounterInc{0}) : gin.put(peer, window, 0, window, 64, 8);
+  out->posted = counted ? gin.put(peer, window, 0, window, 64, 8, CounterInc{0})
+                        : gin.put(peer, window, 0, window, 64, 8);
   out->flushed = gin.flush(Index(peer));
   if (counted) out->other = gin.wait_counter(0, 1, Deadline{1'000'000});
 }
@@ -104,9 +109,11 @@ class GdaErrors : public ::testing::TestWithParam<Mode> {
     if (!GetParam().collapsed) {
       EXPECT_EQ(errors[0].syndrome, syndrome) << errors[0].sentence;
       EXPECT_EQ(errors[0].code, code);
-      EXPECT_NE(errors[0].sentence.find(mlx5::syndrome_name(syndrome)), std::string::npos) << errors[0].sentence;
+      EXPECT_NE(errors[0].sentence.find(mlx5::syndrome_name(syndrome)), std::string::npos)
+          << errors[0].sentence;
     }
-    EXPECT_NE(errors[0].sentence.find("to rank " + std::to_string(peer)), std::string::npos) << errors[0].sentence;
+    EXPECT_NE(errors[0].sentence.find("to rank " + std::to_string(peer)), std::string::npos)
+        << errors[0].sentence;
     EXPECT_FALSE(errors[0].next_step.empty());
   }
   static void expect_status(Status seen, Status ring) {
@@ -121,18 +128,21 @@ class GdaErrors : public ::testing::TestWithParam<Mode> {
 TEST_P(GdaErrors, BadRemoteKey) {
   run_ranks(setting(3), [](Rank& rank) {
     const LocalBufferHandle source = rank.local(4096);
-    const std::uint32_t keys[3] = {mlx5::to_big32(0x77700), mlx5::to_big32(0x77700), mlx5::to_big32(0x77700)};
+    const std::uint32_t keys[3] = {mlx5::to_big32(0x77700), mlx5::to_big32(0x77700),
+                                   mlx5::to_big32(0x77700)};
     WindowHandle wrong = rank.window();
     wrong.gda_rkey = keys;
     Outcome out;
-    launch(Place::cpu(), 1, 1, 0, put_wrong, rank.comm(), rank.window(), wrong, source, 0, 64, &out);
+    launch(Place::cpu(), 1, 1, 0, put_wrong, rank.comm(), rank.window(), wrong, source, 0, 64,
+           &out);
     if (rank.rank() != 0) return;
     EXPECT_EQ(out.posted, Status::ok);
     expect_status(out.flushed, Status::invalid);
     EXPECT_EQ(out.other, Status::ok);  // another peer's queue works on
     expect_error(rank, mlx5::kRemoteAccessError, Code::network);
     if (!GetParam().collapsed) {
-      EXPECT_NE(rank.queues().errors()[0].sentence.find("entry 65535,"), std::string::npos) << rank.queues().errors()[0].sentence;
+      EXPECT_NE(rank.queues().errors()[0].sentence.find("entry 65535,"), std::string::npos)
+          << rank.queues().errors()[0].sentence;
     }
   });
 }
@@ -143,7 +153,8 @@ TEST_P(GdaErrors, LengthPastTheRegion) {
     WindowHandle wide = rank.window();
     wide.bytes += 4096;  // a checked build would refuse it
     Outcome out;
-    launch(Place::cpu(), 1, 1, 0, put_wrong, rank.comm(), rank.window(), wide, source, rank.window().bytes - 8, 16, &out);
+    launch(Place::cpu(), 1, 1, 0, put_wrong, rank.comm(), rank.window(), wide, source,
+           rank.window().bytes - 8, 16, &out);
     if (rank.rank() != 0) return;
     expect_status(out.flushed, Status::invalid);
     expect_error(rank, mlx5::kRemoteAccessError, Code::network);
@@ -155,7 +166,8 @@ TEST_P(GdaErrors, BadSource) {
     LocalBufferHandle source = rank.local(4096);
     source.gda_local += 1 << 20;
     Outcome out;
-    launch(Place::cpu(), 1, 1, 0, put_wrong, rank.comm(), rank.window(), rank.window(), source, 0, 16, &out);
+    launch(Place::cpu(), 1, 1, 0, put_wrong, rank.comm(), rank.window(), rank.window(), source, 0,
+           16, &out);
     if (rank.rank() != 0) return;
     expect_status(out.flushed, Status::invalid);
     expect_error(rank, mlx5::kLocalProtectionError, Code::network);
@@ -185,7 +197,8 @@ TEST_P(GdaErrors, DroppedPacketIsPeerFailed) {
   run_ranks(setting(2, "drop=3"), [](Rank& rank) {
     const LocalBufferHandle source = rank.local(4096);
     Outcome out;
-    launch(Place::cpu(), 1, 1, 0, put_wrong, rank.comm(), rank.window(), rank.window(), source, 0, 16, &out);
+    launch(Place::cpu(), 1, 1, 0, put_wrong, rank.comm(), rank.window(), rank.window(), source, 0,
+           16, &out);
     if (rank.rank() != 0) return;
     expect_status(out.flushed, Status::peer_failed);
     expect_error(rank, mlx5::kTransportRetryExceeded, Code::peer_failed);
@@ -268,7 +281,8 @@ TEST_P(GdaErrors, AbortEndsWaits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Modes, GdaErrors,
-                         ::testing::Values(Mode{"thread_ring", Sharing::thread, false}, Mode{"device_ring", Sharing::device, false},
+                         ::testing::Values(Mode{"thread_ring", Sharing::thread, false},
+                                           Mode{"device_ring", Sharing::device, false},
                                            Mode{"block_collapsed", Sharing::block, true}),
                          [](const auto& info) { return std::string(info.param.name); });
 
@@ -310,18 +324,22 @@ TEST(GdaNic, SoftnicTakesHostMemoryOnly) {
 
 TEST(GdaNic, CyclesLeaveNothing) {
   const auto entries = [](const char* folder) {
-    return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
+    return std::distance(std::filesystem::directory_iterator(folder),
+                         std::filesystem::directory_iterator());
   };
   const auto mappings = [] {
     std::ifstream maps("/proc/self/maps");
     int shared = 0;
-    for (std::string line; std::getline(maps, line);) shared += line.find("memfd:") != std::string::npos || line.find("/dev/shm") != std::string::npos;
+    for (std::string line; std::getline(maps, line);)
+      shared +=
+          line.find("memfd:") != std::string::npos || line.find("/dev/shm") != std::string::npos;
     return shared;
   };
   const auto cycle = [] {
     run_ranks(Setting{}, [](Rank& rank) {
       Outcome out;
-      launch(Place::cpu(), 1, 1, 0, put_and_flush, rank.comm(), rank.window(), 1 - rank.rank(), true, &out);
+      launch(Place::cpu(), 1, 1, 0, put_and_flush, rank.comm(), rank.window(), 1 - rank.rank(),
+             true, &out);
       EXPECT_EQ(worse(out.posted, worse(out.flushed, out.other)), Status::ok);
     });
   };

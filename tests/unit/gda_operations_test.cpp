@@ -15,7 +15,8 @@ struct Result {
 };
 
 void fill(std::byte* at, std::uint64_t bytes, unsigned seed) {
-  for (std::uint64_t i = 0; i < bytes; ++i) at[i] = static_cast<std::byte>((i * 131 + seed * 17 + (i >> 8)) & 0xff);
+  for (std::uint64_t i = 0; i < bytes; ++i)
+    at[i] = static_cast<std::byte>((i * 131 + seed * 17 + (i >> 8)) & 0xff);
 }
 bool holds(const std::byte* at, std::uint64_t bytes, unsigned seed) {
   for (std::uint64_t i = 0; i < bytes; ++i) {
@@ -26,7 +27,8 @@ bool holds(const std::byte* at, std::uint64_t bytes, unsigned seed) {
 
 // --- kernels --------------------------------------------------------------------------------------
 
-MARROW_KERNEL put_sizes(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle source, Result* out) {
+MARROW_KERNEL put_sizes(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle source,
+                        Result* out) {
   const Gin<Path::gda> gin(comm, 0);
   const int peer = (comm.rank + 1) % comm.nranks;
   constexpr std::uint64_t kSizes[] = {0, 1, 7, 8, 15, 16, 4096, 100003};
@@ -35,11 +37,13 @@ MARROW_KERNEL put_sizes(DeviceCommunicator comm, WindowHandle window, LocalBuffe
     out->status[i] = gin.put(peer, window, at, source, at, kSizes[i], SignalAdd{i, 3});
     at += kSizes[i];
   }
-  for (int i = 0; i < 8; ++i) out->status[8 + (i & 7)] = worse(out->status[8 + (i & 7)], gin.wait_signal(i, 3));
+  for (int i = 0; i < 8; ++i)
+    out->status[8 + (i & 7)] = worse(out->status[8 + (i & 7)], gin.wait_signal(i, 3));
   out->value[0] = at;
 }
 
-MARROW_KERNEL all_operations(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle target, Result* out) {
+MARROW_KERNEL all_operations(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle target,
+                             Result* out) {
   const Gin<Path::gda> gin(comm, 0);
   const int peer = (comm.rank + 1) % comm.nranks;
   struct Three {
@@ -81,41 +85,55 @@ MARROW_KERNEL ping_pong(DeviceCommunicator comm, WindowHandle window, int rounds
       words[8] = static_cast<std::uint64_t>(i);
       Status s = gin.put(peer, window, 0, window, 64, 8, SignalAdd{0, 1});
       s = worse(s, gin.wait_signal(0, static_cast<std::uint64_t>(i)));
-      if (s != Status::ok) { out->status[0] = s; break; }
+      if (s != Status::ok) {
+        out->status[0] = s;
+        break;
+      }
       if (words[0] != static_cast<std::uint64_t>(i) * 3) ++bad;
     } else {
       Status s = gin.wait_signal(0, static_cast<std::uint64_t>(i));
-      if (s != Status::ok) { out->status[0] = s; break; }
+      if (s != Status::ok) {
+        out->status[0] = s;
+        break;
+      }
       if (words[0] != static_cast<std::uint64_t>(i)) ++bad;
       words[8] = words[0] * 3;
       s = gin.put(peer, window, 0, window, 64, 8, SignalAdd{0, 1});
-      if (s != Status::ok) { out->status[0] = s; break; }
+      if (s != Status::ok) {
+        out->status[0] = s;
+        break;
+      }
     }
   }
   out->value[0] = bad;
 }
 
 /// Every thread puts its own words; nothing but queue space paces it.
-MARROW_KERNEL flood(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle source, int rounds, Status* out) {
+MARROW_KERNEL flood(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle source,
+                    int rounds, Status* out) {
   const Gin<Path::gda> gin(comm, 0);
   const int peer = (comm.rank + 1) % comm.nranks;
   const auto t = static_cast<std::uint64_t>(thread_index());
   Status worst = Status::ok;
   for (int i = 0; i < rounds; ++i) {
-    const std::uint64_t at = (t * static_cast<std::uint64_t>(rounds) + static_cast<std::uint64_t>(i)) * 8;
+    const std::uint64_t at =
+        (t * static_cast<std::uint64_t>(rounds) + static_cast<std::uint64_t>(i)) * 8;
     worst = worse(worst, gin.put(peer, window, at, source, at, 8, SignalAdd{1, 1}));
     if (i % 7 == 3) worst = worse(worst, gin.add(peer, window, window.bytes - 8, 1));
     if (i % 50 == 11) worst = worse(worst, gin.flush());
     std::uint64_t old = 0;
     if (i % 20 == 5) worst = worse(worst, gin.fetch_add(peer, window, window.bytes - 16, 1, &old));
-    if (i % 25 == 6) worst = worse(worst, gin.put_value(peer, window, at, reinterpret_cast<std::uint64_t*>(source.local)[at / 8], CounterInc{1}));
+    if (i % 25 == 6)
+      worst = worse(worst, gin.put_value(peer, window, at,
+                                         reinterpret_cast<std::uint64_t*>(source.local)[at / 8],
+                                         CounterInc{1}));
   }
   worst = worse(worst, gin.flush());
   out[t] = worst;
 }
 
-MARROW_KERNEL deferred(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle source, int count, std::uint64_t round,
-                       Result* out) {
+MARROW_KERNEL deferred(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle source,
+                       int count, std::uint64_t round, Result* out) {
   const Gin<Path::gda> gin(comm, 0);
   const int peer = (comm.rank + 1) % comm.nranks;
   Status s = Status::ok;
@@ -186,7 +204,8 @@ TEST_P(GdaOperations, EachDoesWhatItSays) {
       const LocalBufferHandle target = rank.local(4096);
       Result r;
       launch(Place::cpu(), 1, 1, 0, all_operations, rank.comm(), rank.window(), target, &r);
-      for (int i = 0; i < 16; ++i) EXPECT_EQ(r.status[i], Status::ok) << i << " " << name(r.status[i]);
+      for (int i = 0; i < 16; ++i)
+        EXPECT_EQ(r.status[i], Status::ok) << i << " " << name(r.status[i]);
       EXPECT_EQ(r.value[0], 3u);
       EXPECT_EQ(r.value[1], 2u);
       EXPECT_EQ(r.value[2], 40u);
@@ -242,7 +261,8 @@ TEST_P(GdaOperations, ManyThreadsOnOneQueueWithBackPressure) {
     const LocalBufferHandle source = rank.local(1 << 16);
     fill(source.local, 1 << 16, static_cast<unsigned>(rank.rank()));
     std::vector<Status> out(static_cast<std::size_t>(threads), Status::invalid);
-    launch(Place::cpu(), 1, threads, 0, flood, rank.comm(), rank.window(), source, kRounds, out.data());
+    launch(Place::cpu(), 1, threads, 0, flood, rank.comm(), rank.window(), source, kRounds,
+           out.data());
     for (const Status s : out) EXPECT_EQ(s, Status::ok) << name(s);
     rank.barrier();
     const auto n = static_cast<std::uint64_t>(threads) * kRounds;
@@ -262,11 +282,14 @@ TEST_P(GdaOperations, DeferredDoorbells) {
     std::uint64_t round = 0;
     for (const int count : {1, 10, 300}) {
       Result r;
-      launch(Place::cpu(), 1, 1, 0, deferred, rank.comm(), rank.window(), source, count, ++round, &r);
+      launch(Place::cpu(), 1, 1, 0, deferred, rank.comm(), rank.window(), source, count, ++round,
+             &r);
       for (int i = 0; i < 4; ++i) EXPECT_EQ(r.status[i], Status::ok) << i << " count " << count;
       rank.barrier();
-      EXPECT_TRUE(holds(rank.window().local, static_cast<std::uint64_t>(count) * 8, static_cast<unsigned>(1 - rank.rank())));
-      EXPECT_TRUE(holds(rank.window().local + 65536, static_cast<std::uint64_t>(count) * 8, static_cast<unsigned>(1 - rank.rank())));
+      EXPECT_TRUE(holds(rank.window().local, static_cast<std::uint64_t>(count) * 8,
+                        static_cast<unsigned>(1 - rank.rank())));
+      EXPECT_TRUE(holds(rank.window().local + 65536, static_cast<std::uint64_t>(count) * 8,
+                        static_cast<unsigned>(1 - rank.rank())));
       rank.barrier();
     }
   });

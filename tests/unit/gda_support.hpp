@@ -66,7 +66,8 @@ class Rank {
     comm_.sharing = setting.sharing;
     comm_.wait_ns = setting.wait_ns;
     comm_.control = reinterpret_cast<ControlBlock*>(control_.device);
-    const std::vector<std::uint8_t> paths(static_cast<std::size_t>(setting.ranks), static_cast<std::uint8_t>(Path::gda));
+    const std::vector<std::uint8_t> paths(static_cast<std::size_t>(setting.ranks),
+                                          static_cast<std::uint8_t>(Path::gda));
     comm_.path = arena_->upload(std::span<const std::uint8_t>(paths));
     window_ = make_window(setting.window_bytes, gda::Access::data);
     comm_.sync[1] = make_window(64 * 8 + 16 * 16, gda::Access::sync);
@@ -78,7 +79,8 @@ class Rank {
     comm_.counter_base = counter_base_.data();
     gda::Region counters;
     if (setting.counters) {
-      const memory::Block block = arena_->allocate(static_cast<std::uint64_t>(setting.counters) * 8, Memory::host);
+      const memory::Block block =
+          arena_->allocate(static_cast<std::uint64_t>(setting.counters) * 8, Memory::host);
       counters = nic_->register_region(block, gda::Access::sync);
       regions_.push_back(counters);
       comm_.counter[1] = reinterpret_cast<std::uint64_t*>(block.device);
@@ -88,7 +90,8 @@ class Rank {
     requirements.counters = setting.counters;
     requirements.sharing = setting.sharing;
     requirements.first_index = setting.first_index;
-    queues_ = nic_->connect(*bootstrap_, *arena_, requirements, setting.counters ? &counters : nullptr);
+    queues_ =
+        nic_->connect(*bootstrap_, *arena_, requirements, setting.counters ? &counters : nullptr);
     comm_.gda = queues_->device();
   }
 

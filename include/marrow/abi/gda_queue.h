@@ -16,14 +16,16 @@ namespace marrow {
 /// and payload.
 enum class GdaRelease : std::uint8_t {
   device = 1,  ///< all of them are in this GPU's memory
-  system = 2,  ///< some of them are in host memory, or another processor than the NIC's DMA reads them
+  system =
+      2,  ///< some of them are in host memory, or another processor than the NIC's DMA reads them
 };
 
 /// Why the scope is what it is.
 enum class GdaReleaseReason : std::uint8_t {
   cpu_engine = 1,   ///< a CPU thread (softnic) executes the queues
   host_memory = 2,  ///< queues or windows lie in host memory
-  gpu_memory = 3,   ///< everything is in this GPU's memory: device scope suffices (vendor practice, outside the PTX model)
+  gpu_memory =
+      3,  ///< everything is in this GPU's memory: device scope suffices (vendor practice, outside the PTX model)
 };
 
 /// Result slots of a queue: this many fetch_add or compare_swap calls may wait at once.
@@ -35,49 +37,52 @@ inline constexpr std::uint64_t kGdaResultBusy = ~std::uint64_t{0};
 /// One send queue and its completion queue. 512 bytes.
 struct alignas(128) GdaQueue {
   // Constants: what a post reads.
-  std::byte* sq = nullptr;             ///< ring of 64-byte blocks
-  std::uint64_t* doorbell = nullptr;   ///< the NIC's 8-byte register
-  std::uint32_t* record = nullptr;     ///< send word of the doorbell record
-  std::uint32_t mask = 0;              ///< depth - 1; depth is a power of two, 32 .. 32768
-  std::uint32_t qpn = 0;               ///< BE32(qpn << 8): or-ed with BE32(ds) it is the WQE's second word
-  std::uint64_t sink = 0;              ///< iova of the word that unwanted old values go to; results follow it
-  std::uint32_t sink_lkey = 0;         ///< big endian
-  std::uint32_t cqn = 0;               ///< BE32, for WAIT on the companion queue
-  const std::uint32_t* cq = nullptr;   ///< word at byte 60 of completion entry 0
-  std::uint64_t* result = nullptr;     ///< [kGdaResults] where old values land, as an address of the executor
-  std::uint64_t* error = nullptr;      ///< host memory: GdaError of the first failure, for check()
+  std::byte* sq = nullptr;            ///< ring of 64-byte blocks
+  std::uint64_t* doorbell = nullptr;  ///< the NIC's 8-byte register
+  std::uint32_t* record = nullptr;    ///< send word of the doorbell record
+  std::uint32_t mask = 0;             ///< depth - 1; depth is a power of two, 32 .. 32768
+  std::uint32_t qpn = 0;   ///< BE32(qpn << 8): or-ed with BE32(ds) it is the WQE's second word
+  std::uint64_t sink = 0;  ///< iova of the word that unwanted old values go to; results follow it
+  std::uint32_t sink_lkey = 0;        ///< big endian
+  std::uint32_t cqn = 0;              ///< BE32, for WAIT on the companion queue
+  const std::uint32_t* cq = nullptr;  ///< word at byte 60 of completion entry 0
+  std::uint64_t* result =
+      nullptr;  ///< [kGdaResults] where old values land, as an address of the executor
+  std::uint64_t* error = nullptr;  ///< host memory: GdaError of the first failure, for check()
   std::uint8_t release = static_cast<std::uint8_t>(GdaRelease::system);
   std::uint8_t release_reason = 0;
-  std::uint8_t collapsed = 0;          ///< 1: the completion queue is one entry that the NIC rewrites
+  std::uint8_t collapsed = 0;  ///< 1: the completion queue is one entry that the NIC rewrites
   std::uint8_t reserved0[5] = {};
   std::uint64_t reserved1[6] = {};
 
   // Producer. reserved >= ready >= posted.
-  std::uint64_t reserved_index = 0;    ///< next WQE nobody has taken
+  std::uint64_t reserved_index = 0;  ///< next WQE nobody has taken
   std::uint64_t reserved2[7] = {};
-  std::uint64_t ready_index = 0;       ///< all WQEs below are written, in order
-  std::uint64_t posted_index = 0;      ///< the doorbell was rung for all below
-  std::uint64_t owed_index = 0;        ///< a thread left its doorbell to the next one in line
+  std::uint64_t ready_index = 0;   ///< all WQEs below are written, in order
+  std::uint64_t posted_index = 0;  ///< the doorbell was rung for all below
+  std::uint64_t owed_index = 0;    ///< a thread left its doorbell to the next one in line
   std::uint64_t reserved3[5] = {};
 
   // Consumer.
-  std::uint64_t completed_index = 0;   ///< all below have completed without error; raised by whoever polls
-  std::uint64_t fenced_index = 0;      ///< all below are visible at the peer (flush_remote)
-  std::uint64_t failed = 0;            ///< GdaError, 0: none
+  std::uint64_t completed_index =
+      0;  ///< all below have completed without error; raised by whoever polls
+  std::uint64_t fenced_index = 0;  ///< all below are visible at the peer (flush_remote)
+  std::uint64_t failed = 0;        ///< GdaError, 0: none
   std::uint64_t reserved4[13] = {};
   std::uint64_t result_state[kGdaResults] = {};  ///< 0, kGdaResultBusy, or an abandoned operation
 };
 static_assert(sizeof(GdaQueue) == 512);
 static_assert(offsetof(GdaQueue, reserved_index) == 128 && offsetof(GdaQueue, ready_index) == 192 &&
-              offsetof(GdaQueue, completed_index) == 256 && offsetof(GdaQueue, result_state) == 384);
+              offsetof(GdaQueue, completed_index) == 256 &&
+              offsetof(GdaQueue, result_state) == 384);
 
 /// What DeviceCommunicator::gda points at; the queues follow it in memory: queue of (context, peer) at
 /// context * nranks + peer, companions `companion` further. 128 bytes.
 struct alignas(128) GdaDevice {
-  std::uint32_t queues = 0;          ///< in all
-  std::uint32_t companion = 0;       ///< offset of a queue's companion in queues; 0: there are none
-  std::uint64_t counter_base = 0;    ///< iova of counter 0 (DeviceCommunicator::counter[1])
-  std::uint32_t counter_rkey = 0;    ///< big endian
+  std::uint32_t queues = 0;        ///< in all
+  std::uint32_t companion = 0;     ///< offset of a queue's companion in queues; 0: there are none
+  std::uint64_t counter_base = 0;  ///< iova of counter 0 (DeviceCommunicator::counter[1])
+  std::uint32_t counter_rkey = 0;  ///< big endian
   std::uint32_t reserved0 = 0;
   /// [nranks] a word of each rank in its device (0) and host (1) memory, for flush_remote's READ: what
   /// reaches one memory says nothing of the other. Null when the NIC uses host memory only; then a word of
@@ -96,10 +101,18 @@ MARROW_HOST_DEVICE constexpr std::uint64_t pack(std::uint8_t syndrome, std::uint
   return kValid | std::uint64_t{wqe_index} << 32 | std::uint64_t{opcode} << 16 |
          std::uint64_t{vendor} << 8 | syndrome;
 }
-MARROW_HOST_DEVICE constexpr std::uint8_t syndrome(std::uint64_t e) { return static_cast<std::uint8_t>(e); }
-MARROW_HOST_DEVICE constexpr std::uint8_t vendor(std::uint64_t e) { return static_cast<std::uint8_t>(e >> 8); }
-MARROW_HOST_DEVICE constexpr std::uint8_t opcode(std::uint64_t e) { return static_cast<std::uint8_t>(e >> 16); }
-MARROW_HOST_DEVICE constexpr std::uint16_t wqe_index(std::uint64_t e) { return static_cast<std::uint16_t>(e >> 32); }
+MARROW_HOST_DEVICE constexpr std::uint8_t syndrome(std::uint64_t e) {
+  return static_cast<std::uint8_t>(e);
+}
+MARROW_HOST_DEVICE constexpr std::uint8_t vendor(std::uint64_t e) {
+  return static_cast<std::uint8_t>(e >> 8);
+}
+MARROW_HOST_DEVICE constexpr std::uint8_t opcode(std::uint64_t e) {
+  return static_cast<std::uint8_t>(e >> 16);
+}
+MARROW_HOST_DEVICE constexpr std::uint16_t wqe_index(std::uint64_t e) {
+  return static_cast<std::uint16_t>(e >> 32);
+}
 /// Whether the operation itself was wrong (bad key, bounds, alignment, malformed WQE): Status::invalid.
 /// Otherwise the peer or the way to it failed: Status::peer_failed.
 MARROW_HOST_DEVICE constexpr bool is_invalid(std::uint64_t e) {

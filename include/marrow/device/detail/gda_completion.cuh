@@ -58,7 +58,8 @@ struct Consumer {
   }
 
   static MARROW_DEVICE bool is_error(std::uint32_t entry) {
-    return mlx5::cqe_opcode(entry) == mlx5::kRequesterError || mlx5::cqe_opcode(entry) == mlx5::kResponderError;
+    return mlx5::cqe_opcode(entry) == mlx5::kRequesterError ||
+           mlx5::cqe_opcode(entry) == mlx5::kResponderError;
   }
 
   static MARROW_DEVICE void raise(GdaQueue& q, std::uint64_t done) {
@@ -81,12 +82,14 @@ struct Consumer {
   /// The counter has 16 bits; the distance from completed_index is at most the depth, provided that
   /// index did not move while we read the counter.
   static MARROW_DEVICE Status poll_collapsed(GdaQueue& q, std::uint64_t wanted) {
-    const std::uint64_t before = kExclusive ? q.completed_index : observe<kScope>(&q.completed_index);
+    const std::uint64_t before =
+        kExclusive ? q.completed_index : observe<kScope>(&q.completed_index);
     const std::uint32_t word = entry(q, 0);
     if (mlx5::cqe_opcode(word) == mlx5::kInvalidCompletion) return Status::timeout;
     if (is_error(word)) return record(q, word, q.cq);
     if (!kExclusive && load_relaxed<kScope>(&q.completed_index) != before) return Status::timeout;
-    const std::uint16_t ahead = static_cast<std::uint16_t>(mlx5::cqe_counter(word) + 1 - static_cast<std::uint16_t>(before));
+    const std::uint16_t ahead = static_cast<std::uint16_t>(mlx5::cqe_counter(word) + 1 -
+                                                           static_cast<std::uint16_t>(before));
     if (ahead > q.mask + 1) return Status::timeout;
     raise(q, before + ahead);
     return before + ahead >= wanted ? Status::ok : Status::timeout;
@@ -98,7 +101,8 @@ struct Consumer {
     for (std::uint64_t i = completed(q); i < wanted; ++i) {
       const std::uint32_t slot = static_cast<std::uint32_t>(i) & q.mask;
       const std::uint32_t word = entry(q, slot);
-      if (mlx5::cqe_valid(word, i, q.mask + 1) && is_error(word)) return record(q, word, q.cq + slot * 16);
+      if (mlx5::cqe_valid(word, i, q.mask + 1) && is_error(word))
+        return record(q, word, q.cq + slot * 16);
     }
     return Status::timeout;  // the queue moved on meanwhile: look again
   }
@@ -107,9 +111,11 @@ struct Consumer {
   static MARROW_DEVICE Status record(GdaQueue& q, std::uint32_t word, const std::uint32_t* at) {
     const std::uint32_t syndromes = mlx5::from_big32(load_relaxed<Scope::system>(at - 2));
     const std::uint32_t opcode = mlx5::from_big32(load_relaxed<Scope::system>(at - 1)) >> 24;
-    const std::uint64_t seen = gda_error::pack(static_cast<std::uint8_t>(syndromes), static_cast<std::uint8_t>(syndromes >> 8),
-                                               static_cast<std::uint8_t>(opcode), mlx5::cqe_counter(word));
-    const std::uint64_t old = compare_swap_relaxed<Scope::device>(&q.failed, std::uint64_t{0}, seen);
+    const std::uint64_t seen = gda_error::pack(
+        static_cast<std::uint8_t>(syndromes), static_cast<std::uint8_t>(syndromes >> 8),
+        static_cast<std::uint8_t>(opcode), mlx5::cqe_counter(word));
+    const std::uint64_t old =
+        compare_swap_relaxed<Scope::device>(&q.failed, std::uint64_t{0}, seen);
     if (old == 0) store_relaxed<Scope::system>(q.error, seen);
     return gda_error::is_invalid(old ? old : seen) ? Status::invalid : Status::peer_failed;
   }

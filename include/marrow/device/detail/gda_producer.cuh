@@ -40,7 +40,8 @@ struct Producer : Consumer<kSharing> {
   /// @return not ok: nothing was posted
   template <class Build>
   static MARROW_DEVICE Status post(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
-                                   const PostKnobs& knobs, Build&& build, std::uint64_t* first = nullptr) {
+                                   const PostKnobs& knobs, Build&& build,
+                                   std::uint64_t* first = nullptr) {
     if constexpr (kExclusive) {
       std::uint64_t at = 0;
       const Status status = reserve(comm, peer, q, n, knobs.deadline, &at);
@@ -58,7 +59,8 @@ struct Producer : Consumer<kSharing> {
   /// of the entries in between.
   /// @param watch  a queue whose failure ends the wait, or null
   static MARROW_DEVICE Status reserve(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
-                                      Deadline deadline, std::uint64_t* first, GdaQueue* watch = nullptr) {
+                                      Deadline deadline, std::uint64_t* first,
+                                      GdaQueue* watch = nullptr) {
     if constexpr (kExclusive) {
       const std::uint64_t at = q.reserved_index;
       if (!has_room(q, at + n)) {
@@ -86,8 +88,8 @@ struct Producer : Consumer<kSharing> {
   }
 
   /// Makes entries [begin, end), which are written, known to the NIC.
-  static MARROW_DEVICE void publish(WaitWords comm, GdaQueue& q, std::uint64_t begin, std::uint64_t end,
-                                    bool now) {
+  static MARROW_DEVICE void publish(WaitWords comm, GdaQueue& q, std::uint64_t begin,
+                                    std::uint64_t end, bool now) {
     if constexpr (kExclusive) {
       (void)comm;
       if (now || end - q.posted_index >= many(q)) {
@@ -133,8 +135,8 @@ struct Producer : Consumer<kSharing> {
   static MARROW_DEVICE std::uint64_t many(const GdaQueue& q) { return (q.mask + 1) >> 1; }
 
   /// Not inlined: with three sharing modes it would be most of a kernel's code.
-  static MARROW_DEVICE_COLD void publish_shared(std::uint64_t turn_ns, GdaQueue& q, std::uint64_t begin,
-                                                std::uint64_t end, bool now) {
+  static MARROW_DEVICE_COLD void publish_shared(std::uint64_t turn_ns, GdaQueue& q,
+                                                std::uint64_t begin, std::uint64_t end, bool now) {
     if (!wait_for_turn(turn_ns, q, begin)) return;
     const std::uint64_t posted = load_relaxed<kScope>(&q.posted_index);
     const bool full = end - posted >= many(q);
@@ -157,23 +159,27 @@ struct Producer : Consumer<kSharing> {
 
   /// Waits until n entries fit; a shared queue's are then reserved.
   /// @return the first index, or minus the Status
-  static MARROW_DEVICE std::int64_t room(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n, Deadline deadline,
-                                         GdaQueue* watch) {
+  static MARROW_DEVICE std::int64_t room(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
+                                         Deadline deadline, GdaQueue* watch) {
     if (deadline.ns) comm.wait_ns = deadline.ns;
-    return watch ? wait_for_room_watching(comm, peer, q, n, *watch) : wait_for_room(comm, peer, q, n);
+    return watch ? wait_for_room_watching(comm, peer, q, n, *watch)
+                 : wait_for_room(comm, peer, q, n);
   }
   // Few arguments and one result, all in registers: a kernel needs no stack for a call it hardly ever makes.
-  static MARROW_DEVICE_COLD std::int64_t wait_for_room(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n) {
+  static MARROW_DEVICE_COLD std::int64_t wait_for_room(WaitWords comm, int peer, GdaQueue& q,
+                                                       std::uint32_t n) {
     return wait_for_room_or(comm, peer, q, n, [] { return Status::timeout; });
   }
-  static MARROW_DEVICE_COLD std::int64_t wait_for_room_watching(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
+  static MARROW_DEVICE_COLD std::int64_t wait_for_room_watching(WaitWords comm, int peer,
+                                                                GdaQueue& q, std::uint32_t n,
                                                                 GdaQueue& watch) {
-    return wait_for_room_or(comm, peer, q, n, [&] { return Base::poll(watch, Base::completed(watch) + 1); });
+    return wait_for_room_or(comm, peer, q, n,
+                            [&] { return Base::poll(watch, Base::completed(watch) + 1); });
   }
   /// @param failure  > Status::timeout ends the wait with it
   template <class Failure>
-  static MARROW_DEVICE std::int64_t wait_for_room_or(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
-                                                     Failure&& failure) {
+  static MARROW_DEVICE std::int64_t wait_for_room_or(WaitWords comm, int peer, GdaQueue& q,
+                                                     std::uint32_t n, Failure&& failure) {
     Status seen = Status::ok;
     std::uint64_t at = 0;
     const Status waited = wait_until(
@@ -192,12 +198,14 @@ struct Producer : Consumer<kSharing> {
         },
         peer);
     const Status status = waited == Status::ok ? seen : waited;
-    return status == Status::ok ? static_cast<std::int64_t>(at) : -static_cast<std::int64_t>(status);
+    return status == Status::ok ? static_cast<std::int64_t>(at)
+                                : -static_cast<std::int64_t>(status);
   }
 
   /// Waits for those who reserved before us. They run straight-line code (the counted form waits for
   /// room in between, bounded by its own deadline), so only a thread that died can end this in false.
-  static MARROW_DEVICE bool wait_for_turn(std::uint64_t limit, const GdaQueue& q, std::uint64_t begin) {
+  static MARROW_DEVICE bool wait_for_turn(std::uint64_t limit, const GdaQueue& q,
+                                          std::uint64_t begin) {
     std::uint64_t start = 0;
     // Meets publish(ready_index) of the one before us.
     for (std::uint32_t spins = 0; observe<kScope>(&q.ready_index) != begin; ++spins) {
@@ -214,7 +222,8 @@ struct Producer : Consumer<kSharing> {
   /// record or the doorbell (softnic: acquire loads). Those two stores are relaxed on a GPU.
   static MARROW_DEVICE void ring(const GdaQueue& q, std::uint64_t end) {
     const std::uint32_t record = mlx5::record_word(static_cast<std::uint16_t>(end));
-    const std::uint64_t bell = std::uint64_t{q.qpn} << 32 | mlx5::to_big32(static_cast<std::uint32_t>(end & 0xffff) << 8);
+    const std::uint64_t bell =
+        std::uint64_t{q.qpn} << 32 | mlx5::to_big32(static_cast<std::uint32_t>(end & 0xffff) << 8);
     if (q.release == static_cast<std::uint8_t>(GdaRelease::device)) {
       Publication<Scope::device> out;
       out.store(q.record, record);
@@ -228,13 +237,15 @@ struct Producer : Consumer<kSharing> {
 
   template <class Build>
   static MARROW_DEVICE Status post_together(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
-                                            const PostKnobs& knobs, Build&& build, std::uint64_t* first) {
+                                            const PostKnobs& knobs, Build&& build,
+                                            std::uint64_t* first) {
     // Lanes that came here together and want the same queue and count.
     const std::uint32_t self = 1u << lane_index();
     std::uint32_t group = converged_lanes();
     if (group != self) {
       const auto queue = reinterpret_cast<std::uintptr_t>(&q);
-      group = warp_match(group, static_cast<std::uint64_t>(queue) << 16 | n);  // n <= 16384; addresses have 48 bits
+      group = warp_match(group, static_cast<std::uint64_t>(queue) << 16 |
+                                    n);  // n <= 16384; addresses have 48 bits
     }
     if (static_cast<std::uint32_t>(count_lanes(group)) * n > many(q)) group = self;
     const int leader = lowest_lane(group);

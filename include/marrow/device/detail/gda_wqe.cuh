@@ -23,35 +23,40 @@ struct alignas(16) Segment {
 inline constexpr std::uint32_t kChunkShift = 30;
 inline constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << kChunkShift;
 
-MARROW_DEVICE std::uint32_t high_big(std::uint64_t v) { return mlx5::to_big32(static_cast<std::uint32_t>(v >> 32)); }
-MARROW_DEVICE std::uint32_t low_big(std::uint64_t v) { return mlx5::to_big32(static_cast<std::uint32_t>(v)); }
+MARROW_DEVICE std::uint32_t high_big(std::uint64_t v) {
+  return mlx5::to_big32(static_cast<std::uint32_t>(v >> 32));
+}
+MARROW_DEVICE std::uint32_t low_big(std::uint64_t v) {
+  return mlx5::to_big32(static_cast<std::uint32_t>(v));
+}
 
 /// The block of WQE `index`, being written.
 class Wqe {
  public:
   MARROW_DEVICE Wqe(const GdaQueue& q, std::uint64_t index)
       : block_(q.sq + ((static_cast<std::uint32_t>(index) & q.mask) << mlx5::kBlockShift)),
-        qpn_(q.qpn), index_(static_cast<std::uint16_t>(index)) {}
+        qpn_(q.qpn),
+        index_(static_cast<std::uint16_t>(index)) {}
 
   MARROW_DEVICE void nop() const { control(mlx5::kNop, 1); }
 
-  MARROW_DEVICE void write(std::uint64_t remote, std::uint32_t rkey, std::uint64_t local, std::uint32_t lkey,
-                           std::uint32_t bytes) const {
+  MARROW_DEVICE void write(std::uint64_t remote, std::uint32_t rkey, std::uint64_t local,
+                           std::uint32_t lkey, std::uint32_t bytes) const {
     control(mlx5::kWrite, 3);
     address(remote, rkey);
     data(2, local, lkey, bytes);
   }
 
-  MARROW_DEVICE void read(std::uint64_t remote, std::uint32_t rkey, std::uint64_t local, std::uint32_t lkey,
-                          std::uint32_t bytes) const {
+  MARROW_DEVICE void read(std::uint64_t remote, std::uint32_t rkey, std::uint64_t local,
+                          std::uint32_t lkey, std::uint32_t bytes) const {
     control(mlx5::kRead, 3);
     address(remote, rkey);
     data(2, local, lkey, bytes);
   }
 
   /// A WRITE whose payload, 1 to 28 bytes in seven words, is part of the entry.
-  MARROW_DEVICE void write_inline(std::uint64_t remote, std::uint32_t rkey, const std::uint32_t (&payload)[7],
-                                  std::uint32_t bytes) const {
+  MARROW_DEVICE void write_inline(std::uint64_t remote, std::uint32_t rkey,
+                                  const std::uint32_t (&payload)[7], std::uint32_t bytes) const {
     control(mlx5::kWrite, bytes <= 12 ? 3 : 4);
     address(remote, rkey);
     segment(2, {{mlx5::to_big32(bytes | mlx5::kInlineFlag), payload[0], payload[1], payload[2]}});
@@ -59,8 +64,8 @@ class Wqe {
   }
 
   /// The old value lands at `local`.
-  MARROW_DEVICE void fetch_add(std::uint64_t remote, std::uint32_t rkey, std::uint64_t n, std::uint64_t local,
-                               std::uint32_t lkey) const {
+  MARROW_DEVICE void fetch_add(std::uint64_t remote, std::uint32_t rkey, std::uint64_t n,
+                               std::uint64_t local, std::uint32_t lkey) const {
     control(mlx5::kFetchAdd, 4);
     address(remote, rkey);
     segment(2, {{high_big(n), low_big(n), 0, 0}});
@@ -68,7 +73,8 @@ class Wqe {
   }
 
   MARROW_DEVICE void compare_swap(std::uint64_t remote, std::uint32_t rkey, std::uint64_t desired,
-                                  std::uint64_t expected, std::uint64_t local, std::uint32_t lkey) const {
+                                  std::uint64_t expected, std::uint64_t local,
+                                  std::uint32_t lkey) const {
     control(mlx5::kCompareSwap, 4);
     address(remote, rkey);
     segment(2, {{high_big(desired), low_big(desired), high_big(expected), low_big(expected)}});
@@ -92,7 +98,8 @@ class Wqe {
   MARROW_DEVICE void address(std::uint64_t remote, std::uint32_t rkey) const {
     segment(1, {{high_big(remote), low_big(remote), rkey, 0}});
   }
-  MARROW_DEVICE void data(int i, std::uint64_t local, std::uint32_t lkey, std::uint32_t bytes) const {
+  MARROW_DEVICE void data(int i, std::uint64_t local, std::uint32_t lkey,
+                          std::uint32_t bytes) const {
     segment(i, {{mlx5::to_big32(bytes), lkey, high_big(local), low_big(local)}});
   }
 
