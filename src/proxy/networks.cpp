@@ -213,10 +213,8 @@ std::vector<NetworkInfo> known_networks() {
   return list;
 }
 
-}  // namespace marrow::proxy
-
-int marrow_network_register(const marrow_network* network) {
-  using namespace marrow::proxy;
+/// For marrow_network_register below.
+static int add_to_table(const marrow_network* network) {
   if (!network || !matches_version(*network) || !network->name) return MARROW_NETWORK_INVALID;
   Table& all = table();
   std::lock_guard lock(all.mutex);
@@ -228,4 +226,10 @@ int marrow_network_register(const marrow_network* network) {
       [&](const marrow_network* known) { return known->priority < network->priority; });
   all.networks.insert(at, network);
   return MARROW_NETWORK_OK;
+}
+
+}  // namespace marrow::proxy
+
+int marrow_network_register(const marrow_network* network) {
+  return marrow::proxy::add_to_table(network);
 }
