@@ -224,15 +224,23 @@ int main(int argc, char** argv) {
   if (!json.empty()) {
     std::FILE* file = std::fopen(json.c_str(), "w");
     if (!file) return 1;
-    std::fprintf(file, "{\"rows\":[");
-    bool first = true;
+    // Rows as bench/schema.json wants them; bench/gpu/report.py puts them beside Marrow's.
+    cudaDeviceProp properties{};
+    must(cudaGetDeviceProperties(&properties, 0), "properties");
+    std::fprintf(file, "[");
+    const char* comma = "";
     for (const Row& r : bench.rows()) {
-      std::fprintf(file, "%s\n{\"what\":\"floor: %s\",\"unit\":\"%s\",\"bytes\":%zu,\"blocks\":%d,\"threads\":%d,\"median\":%.2f,\"p99\":%.2f,\"min\":%.2f,\"count\":%zu,\"note\":\"%s\"}",
-                   first ? "" : ",", r.what.c_str(), r.unit.c_str(), r.bytes, r.blocks, r.threads, r.summary.median,
-                   r.summary.p99, r.summary.min, r.summary.samples.size(), r.note.c_str());
-      first = false;
+      const Summary& m = r.summary;
+      std::fprintf(file,
+                   "%s\n{\"what\":\"floor: %s\",\"unit\":\"%s\",\"kind\":\"measured\",\"devices\":[{\"role\":\"kernels\","
+                   "\"device\":\"gpu\",\"name\":\"%s\"}],\"parameters\":{\"bytes\":%zu,\"blocks\":%d,\"threads\":%d},"
+                   "\"statistics\":{\"count\":%zu,\"min\":%.3f,\"median\":%.3f,\"mean\":%.3f,\"p99\":%.3f,\"max\":%.3f,"
+                   "\"stddev\":%.3f},\"verified\":true,\"note\":\"%s\"}",
+                   comma, r.what.c_str(), r.unit.c_str(), properties.name, r.bytes, r.blocks, r.threads, m.samples.size(),
+                   m.min, m.median, m.mean, m.p99, m.max, m.stddev, r.note.c_str());
+      comma = ",";
     }
-    std::fprintf(file, "\n]}\n");
+    std::fprintf(file, "\n]\n");
     std::fclose(file);
   }
   return 0;

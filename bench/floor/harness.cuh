@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -38,9 +39,8 @@ __device__ __forceinline__ bool spin_until(Ready&& ready) {
   }
 }
 
-/// Median and 99th percentile.
 struct Summary {
-  double median = 0, p99 = 0, min = 0;
+  double median = 0, p99 = 0, min = 0, max = 0, mean = 0, stddev = 0;
   std::vector<double> samples;
 };
 inline Summary summary(std::vector<double> samples) {
@@ -49,6 +49,10 @@ inline Summary summary(std::vector<double> samples) {
   out.samples = samples;
   std::sort(samples.begin(), samples.end());
   out.min = samples.front();
+  out.max = samples.back();
+  for (const double v : samples) out.mean += v / static_cast<double>(samples.size());
+  for (const double v : samples) out.stddev += (v - out.mean) * (v - out.mean) / static_cast<double>(samples.size());
+  out.stddev = std::sqrt(out.stddev);
   out.median = samples[samples.size() / 2];
   out.p99 = samples[std::min(samples.size() - 1, samples.size() * 99 / 100)];
   return out;

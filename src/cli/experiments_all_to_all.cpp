@@ -16,8 +16,8 @@ namespace {
 /// Buffers up to this size travel in cells: twice the bytes, but no fence.
 constexpr std::uint64_t kSmallBytes = 256 << 10;
 constexpr int kBatches = 5;
-constexpr int kSenders = 99;  ///< blocks that push, on a GPU with load/store peers
-constexpr int kOwnBlocks = 32;  ///< blocks that copy our own chunk
+constexpr int kSenders = 64;  ///< blocks that push, on a GPU with load/store peers
+constexpr int kOwnBlocks = 64;  ///< blocks that copy our own chunk
 constexpr int kQueueBlocks = 8;
 constexpr std::size_t kScratch = 132 * 1024;  ///< stages of bulk copies
 

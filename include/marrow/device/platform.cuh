@@ -25,6 +25,7 @@
 //   bulk_copy(dst, src, bytes, scratch, rank, size)     the same by the SM's copy engine where there is one; member 0's copy
 //                                                       is complete when it returns
 //   time       now_ns() (global timer), cycle_clock(), relax(spins) (yields after 64 spins on the CPU)
+//   prefetch(p)                                         brings a cache line near; a hint
 //   launch     await_previous_kernel() let_next_kernel_start()   for kernels started by launch_early
 //   wait_until(comm, deadline, predicate[, peer])       the only spin loop
 #pragma once
@@ -131,17 +132,25 @@ MARROW_DEVICE Status control_status(const DeviceCommunicator& comm, int peer = -
 /// @return ok, timeout (what was waited for may still come), peer_failed, aborted
 template <class Predicate>
 MARROW_DEVICE Status wait_until(const WaitWords& comm, Deadline deadline, Predicate&& predicate, int peer = -1) {
+  constexpr int kBetweenLooks = 32;  // at the clock
   const std::uint64_t limit = deadline.ns ? deadline.ns : comm.wait_ns;
   std::uint64_t start = 0;
   std::uint64_t next_look = kLookNs;
+  std::uint32_t spins = 0;
   Status stop = Status::ok;
-  for (std::uint32_t spins = 0;; ++spins) {
-    if (predicate()) return Status::ok;  // the only call: predicates are long and get inlined
+  for (;;) {
+    // Nothing but the predicate in here: it is inlined once, and a short loop answers sooner.
+#if defined(__CUDACC__)
+#pragma unroll 1
+#endif
+    for (int i = 0; i < kBetweenLooks; ++i) {
+      if (predicate()) return Status::ok;
+      relax(spins++);
+    }
     if (stop != Status::ok) return stop;
-    if (spins == 0) start = now_ns();
-    relax(spins);
-    if ((spins & 31) != 31) continue;
-    const std::uint64_t waited = now_ns() - start;
+    const std::uint64_t now = now_ns();
+    if (start == 0) start = now;
+    const std::uint64_t waited = now - start;
     if (waited >= next_look) {
       next_look = waited + kLookNs;
       stop = control_status(comm, peer);

@@ -27,7 +27,9 @@ MARROW_DEVICE Status serve(const PingPongArguments& a, const Gin& gin, std::uint
   } else {
     Status status = Status::ok;
     const int packets = static_cast<int>(a.bytes / 8);
-    for (int p = coop.rank(); p < packets; p += coop.size()) {
+    const int mine = coop.rank();
+    if (mine < packets) status = gin.send_packet(a.peer, mine, round * 3 + mine, round);
+    for (int p = mine + coop.size(); p < packets; p += coop.size()) {
       status = worse(status, gin.send_packet(a.peer, p, round * 3 + p, round));
     }
     return status;

@@ -258,6 +258,14 @@ MARROW_DEVICE Status Gin<kOnly...>::receive_packet(Index slot, std::uint64_t epo
   const Status status = check_id(slot, comm_.packets, CheckedWhat::packet, "receive_packet");
   if (status != Status::ok) return status;
   const std::uint64_t offset = detail::packet_offset(comm_, slot.value);
+  if (comm_.feeds == 1) {  // one cell: nothing between its arrival and our return
+    const std::byte* const at = comm_.sync[0].local + offset;
+    return wait_until(comm_, deadline, [&] {
+      const Cell16 cell = load_cell(at);
+      *value = cell.low;
+      return cell.high == epoch;
+    });
+  }
   return wait_until(comm_, deadline, [&] {
     if (comm_.feeds & 1) {
       const Cell16 cell = load_cell(comm_.sync[0].local + offset);
@@ -266,7 +274,6 @@ MARROW_DEVICE Status Gin<kOnly...>::receive_packet(Index slot, std::uint64_t epo
         return true;
       }
     }
-    if (comm_.feeds == 1) return false;
     const auto low_epoch = static_cast<std::uint32_t>(epoch);
     for (int p = 1; p < kPaths; ++p) {
       if (!(comm_.feeds >> p & 1)) continue;

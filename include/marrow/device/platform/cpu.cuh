@@ -224,6 +224,7 @@ MARROW_DEVICE std::uint64_t now_ns() {
                                         std::chrono::steady_clock::now().time_since_epoch())
                                         .count());
 }
+MARROW_DEVICE void prefetch(const void* p) { __builtin_prefetch(p); }
 MARROW_DEVICE void await_previous_kernel() {}
 MARROW_DEVICE void let_next_kernel_start() {}
 MARROW_DEVICE std::uint64_t cycle_clock() { return now_ns(); }

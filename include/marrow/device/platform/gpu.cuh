@@ -274,6 +274,8 @@ MARROW_DEVICE Cell16 load_cell(const void* p) {
   return cell;
 }
 
+MARROW_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p))); }
+
 /// In a kernel started by launch_early: returns when the stream's previous kernel has ended and its
 /// stores are visible. Elsewhere it returns at once.
 MARROW_DEVICE void await_previous_kernel() {

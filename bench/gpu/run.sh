@@ -1,0 +1,70 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Checks, then measures, on a machine with 2 or more GPUs; the last lines are a table against the floor kernels of
+# the same run, and OUT/lsa.json holds all figures (bench/schema.json).
+#   bench/gpu/run.sh BUILD [OUT]       BUILD: a build tree, or a folder with its programs
+#   SECONDS_PER_MATRIX=20 QUICK=1      how long each conformance matrix runs; QUICK skips them
+# Every kernel has a deadline of its own and every program a time limit here.
+set -u
+build=${1:?usage: bench/gpu/run.sh BUILD [OUT]}
+out=${2:-gpu-results}
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$out"
+export MARROW_WAIT_TIMEOUT=${MARROW_WAIT_TIMEOUT:-10s}
+failed=0
+
+find_program() {
+  for folder in "$build" "$build/bin" "$build/tests"; do
+    [ -x "$folder/$1" ] && echo "$folder/$1" && return
+  done
+  echo "missing-$1"
+}
+step() {  # step LIMIT PROGRAM ARGS...: prints what failed
+  local limit=$1 log="$out/step.log"; shift
+  if timeout "$limit" "$@" > "$log" 2>&1; then
+    echo "ok    $(basename "$1") ${*:2}" | cut -c1-150
+    grep -E "passed,|torn|not started" "$log" | tail -1
+  else
+    local status=$?
+    [ $status = 77 ] && echo "skip  $(basename "$1") ${*:2}" && return
+    echo "FAIL  $(basename "$1") ${*:2} (status $status)"; tail -15 "$log"; failed=1
+  fi
+}
+
+marrow=$(find_program marrow) floor=$(find_program marrow_floor) conformance=$(find_program marrow_conformance_gpu)
+gpus=$(nvidia-smi -L | wc -l)
+echo "== $gpus GPUs, $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1)"
+
+echo "== checks"
+step 120 "$(find_program memory_test)"
+step 110 "$(find_program cells_litmus_test)" "${LITMUS_SECONDS:-1.5}" --json "$out/cells.json"
+if [ -z "${QUICK:-}" ]; then
+  limit=${SECONDS_PER_MATRIX:-20}
+  for path in lsa gda proxy mixed; do
+    memory=host; [ $path = lsa ] && memory=device,host
+    for as in threads processes; do
+      step $((limit + 60)) "$conformance" --matrix pairwise --matrix-seed "${MATRIX_SEED:-1}" --seconds "$limit" --gpus "$gpus" --path $path --as $as --memory $memory
+    done
+  done
+  # Two ranks a GPU, as threads.
+  step $((limit + 60)) "$conformance" --matrix pairwise --seconds "$limit" --gpus "$gpus" --ranks $((2 * gpus)) --as threads --path lsa --memory device
+  step 60 "$marrow" demo --place gpu --ranks $((2 * gpus))
+fi
+
+echo "== figures"
+step 60 "$floor" --json "$out/floor.json"
+perf() { step 60 "$marrow" perf "$1" --place gpu "${@:3}" --json "$out/perf-$2.json"; }
+perf put put --path lsa --sizes 8,1K,64K,1M,64M
+perf put put-processes --path lsa --processes --sizes 8,64M
+perf packet packet --path lsa --sizes 8,1K,8K
+perf put_value put_value --path lsa
+perf signal signal --path lsa
+perf get get --path lsa --sizes 8,1K,64M
+perf barrier barrier --path lsa
+perf alltoall alltoall --path lsa --sizes 4K,64K,256K,1M,4M,16M,64M
+perf put gda --path gda --sizes 8,4K
+perf put proxy --path proxy --sizes 8,4K
+[ "$gpus" -ge 4 ] && perf alltoall alltoall-4 --path lsa --ranks 4 --sizes 64K,1M,64M
+python3 "$here/report.py" "$out" || failed=1
+[ $failed = 0 ] && echo "all checks passed" || echo "SOMETHING FAILED"
+exit $failed
