@@ -56,7 +56,10 @@ std::shared_ptr<Device> Device::open(const std::string& provider, const std::str
 
 void Device::use(verbs::ibv_device* device, const std::string& job,
                  const std::string& softnic_options) {
-  using namespace marrow::mlx5;
+  namespace command = mlx5::command;
+  namespace hca_cap = mlx5::hca_cap;
+  using mlx5::get;
+  using mlx5::set;
   emulated_ = table_.open_device_in_job != nullptr;
   name_ = emulated_ ? "softnic0" : table_.get_device_name(device);
   context_ = emulated_ ? table_.open_device_in_job(device, job.c_str(), softnic_options.c_str())
@@ -76,7 +79,7 @@ void Device::use(verbs::ibv_device* device, const std::string& job,
 
   std::uint8_t in[hca_cap::kInBytes] = {};
   std::uint8_t out[hca_cap::kOutBytes] = {};
-  set(in, command::opcode, kQueryHcaCap);
+  set(in, command::opcode, mlx5::kQueryHcaCap);
   set(in, command::op_mod, hca_cap::kGeneral << 1 | 1);
   if (table_.devx_general_cmd(context_, in, sizeof in, out, sizeof out) != 0) {
     refuse(cat("DevX commands are refused: ", failure()));

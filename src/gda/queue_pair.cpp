@@ -15,8 +15,19 @@
 namespace marrow::gda {
 namespace {
 
-using namespace marrow::mlx5;
+namespace ads = mlx5::ads;
+namespace command = mlx5::command;
+namespace cqc = mlx5::cqc;
+namespace create_cq_command = mlx5::create_cq;
+namespace create_qp_command = mlx5::create_qp;
+namespace modify_qp = mlx5::modify_qp;
+namespace qpc = mlx5::qpc;
+namespace query_qp = mlx5::query_qp;
+namespace reply = mlx5::reply;
 using base::cat;
+using mlx5::at;
+using mlx5::get;
+using mlx5::set;
 
 constexpr unsigned kAckTimeout = 20;
 constexpr unsigned kRetries = 7;
@@ -34,7 +45,8 @@ unsigned log2_of(std::uint32_t power_of_two) {
 [[noreturn]] void refused(const Device& device, const char* command, const std::uint8_t* reply,
                           const std::string& why) {
   const auto status = static_cast<unsigned>(get(reply, reply::status));
-  const bool full = status == kStatusNoResources || status == kStatusExceedLimit || errno == ENOMEM;
+  const bool full =
+      status == mlx5::kStatusNoResources || status == mlx5::kStatusExceedLimit || errno == ENOMEM;
   throw Error(full ? Code::out_of_memory : Code::network,
               cat(device.name(), " refused ", command, " (status ", status, ", syndrome ",
                   get(reply, reply::syndrome), "): ", why),
@@ -97,10 +109,10 @@ QueuePair::QueuePair(std::shared_ptr<Device> device, const Umem& umem, const Que
 QueuePair::~QueuePair() { destroy(); }
 
 void QueuePair::create_cq(const Umem& umem, const QueuePlace& place) {
-  std::uint8_t in[create_cq::kInBytes] = {};
-  std::uint8_t out[create_cq::kOutBytes] = {};
-  set(in, command::opcode, kCreateCq);
-  std::uint8_t* c = in + create_cq::kContext;
+  std::uint8_t in[create_cq_command::kInBytes] = {};
+  std::uint8_t out[create_cq_command::kOutBytes] = {};
+  set(in, command::opcode, mlx5::kCreateCq);
+  std::uint8_t* c = in + create_cq_command::kContext;
   set(c, cqc::record_umem_valid, 1);
   set(c, cqc::record_umem_id, umem.id());
   set(c, cqc::record_address, place.cq_record);
@@ -109,9 +121,9 @@ void QueuePair::create_cq(const Umem& umem, const QueuePlace& place) {
   set(c, cqc::log_cq_size, log2_of(device_->options().depth));
   set(c, cqc::uar_page, uar_->page_id);
   set(c, cqc::eqn, device_->eqn());
-  set(in, create_cq::cq_umem_offset, place.cq);
-  set(in, create_cq::cq_umem_id, umem.id());
-  set(in, create_cq::cq_umem_valid, 1);
+  set(in, create_cq_command::cq_umem_offset, place.cq);
+  set(in, create_cq_command::cq_umem_id, umem.id());
+  set(in, create_cq_command::cq_umem_valid, 1);
   cq_ = device_->table().devx_obj_create(device_->context(), in, sizeof in, out, sizeof out);
   if (!cq_) refused(*device_, "CREATE_CQ", out, device_->failure());
   cqn_ = static_cast<std::uint32_t>(get(out, reply::object));
@@ -119,16 +131,16 @@ void QueuePair::create_cq(const Umem& umem, const QueuePlace& place) {
 
 void QueuePair::create_qp(const Umem& umem, const QueuePlace& place, std::uint16_t first,
                           bool wakes) {
-  std::uint8_t in[create_qp::kInBytes] = {};
-  std::uint8_t out[create_qp::kOutBytes] = {};
-  set(in, command::opcode, kCreateQp);
-  std::uint8_t* c = in + create_qp::kContext;
-  set(c, qpc::service_type, kServiceRc);
-  set(c, qpc::path_migration, kPathMigrated);
+  std::uint8_t in[create_qp_command::kInBytes] = {};
+  std::uint8_t out[create_qp_command::kOutBytes] = {};
+  set(in, command::opcode, mlx5::kCreateQp);
+  std::uint8_t* c = in + create_qp_command::kContext;
+  set(c, qpc::service_type, mlx5::kServiceRc);
+  set(c, qpc::path_migration, mlx5::kPathMigrated);
   set(c, qpc::pd, device_->pdn());
   set(c, qpc::uar_page, uar_->page_id);
   set(c, qpc::log_sq_size, log2_of(device_->options().depth));
-  set(c, qpc::rq_type, kRqNone);
+  set(c, qpc::rq_type, mlx5::kRqNone);
   set(c, qpc::cqn_send, cqn_);
   set(c, qpc::cqn_receive, cqn_);
   set(c, qpc::cross_channel_master, wakes ? 1 : 0);
@@ -137,16 +149,16 @@ void QueuePair::create_qp(const Umem& umem, const QueuePlace& place, std::uint16
   set(c, qpc::record_address, place.record);
   // Reserved for a real NIC; softnic starts there, so that tests reach the wrap of indices.
   if (device_->emulated()) set(c, qpc::hw_sq_index, first);
-  set(in, create_qp::wq_umem_offset, place.sq);
-  set(in, create_qp::wq_umem_id, umem.id());
-  set(in, create_qp::wq_umem_valid, 1);
+  set(in, create_qp_command::wq_umem_offset, place.sq);
+  set(in, create_qp_command::wq_umem_id, umem.id());
+  set(in, create_qp_command::wq_umem_valid, 1);
   qp_ = device_->table().devx_obj_create(device_->context(), in, sizeof in, out, sizeof out);
   if (!qp_) refused(*device_, "CREATE_QP", out, device_->failure());
   qpn_ = static_cast<std::uint32_t>(get(out, reply::object));
 
   std::uint8_t query[query_qp::kInBytes] = {};
   std::uint8_t found[query_qp::kOutBytes] = {};
-  set(query, command::opcode, kQueryQp);
+  set(query, command::opcode, mlx5::kQueryQp);
   set(query, command::object, qpn_);
   if (device_->table().devx_obj_query(qp_, query, sizeof query, found, sizeof found) != 0) {
     refused(*device_, "QUERY_QP", found, device_->failure());
@@ -155,7 +167,7 @@ void QueuePair::create_qp(const Umem& umem, const QueuePlace& place, std::uint16
 }
 
 void QueuePair::connect(std::uint32_t remote_qpn, const Port& remote) {
-  const auto step = [&](Command opcode, const char* name, auto&& fill) {
+  const auto step = [&](mlx5::Command opcode, const char* name, auto&& fill) {
     std::uint8_t in[modify_qp::kInBytes] = {};
     std::uint8_t out[modify_qp::kOutBytes] = {};
     set(in, command::opcode, opcode);
@@ -166,12 +178,12 @@ void QueuePair::connect(std::uint32_t remote_qpn, const Port& remote) {
     }
   };
   constexpr std::uint32_t path = qpc::kPrimaryPath;
-  step(kRstToInit, "RST2INIT", [&](std::uint8_t*, std::uint8_t* c) {
-    set(c, qpc::path_migration, kPathMigrated);
+  step(mlx5::kRstToInit, "RST2INIT", [&](std::uint8_t*, std::uint8_t* c) {
+    set(c, qpc::path_migration, mlx5::kPathMigrated);
     set(c, at(path, ads::port), 1);
     set_rights(c);
   });
-  step(kInitToRtr, "INIT2RTR", [&](std::uint8_t* in, std::uint8_t* c) {
+  step(mlx5::kInitToRtr, "INIT2RTR", [&](std::uint8_t* in, std::uint8_t* c) {
     set(in, command::optional_mask, kRestateRights);
     set(c, qpc::mtu, std::min(device_->port().mtu, remote.mtu));
     set(c, qpc::log_message_max, kLogMaxMessage);
@@ -182,7 +194,7 @@ void QueuePair::connect(std::uint32_t remote_qpn, const Port& remote) {
     set(c, at(path, ads::port), 1);
     set_rights(c);
   });
-  step(kRtrToRts, "RTR2RTS", [&](std::uint8_t*, std::uint8_t* c) {
+  step(mlx5::kRtrToRts, "RTR2RTS", [&](std::uint8_t*, std::uint8_t* c) {
     set(c, qpc::log_outstanding_reads, kLogOutstandingReads);
     set(c, qpc::retry_count, kRetries);
     set(c, qpc::rnr_retry, kReceiverRetries);
@@ -195,7 +207,7 @@ void QueuePair::connect(std::uint32_t remote_qpn, const Port& remote) {
 void QueuePair::stop() noexcept {
   std::uint8_t in[modify_qp::kInBytes] = {};
   std::uint8_t out[modify_qp::kOutBytes] = {};
-  set(in, command::opcode, kToErr);
+  set(in, command::opcode, mlx5::kToErr);
   set(in, command::object, qpn_);
   if (device_->table().devx_obj_modify(qp_, in, sizeof in, out, sizeof out) != 0) {
     MARROW_WARN(gda, device_->name(), ": stopping queue pair ", qpn_, ": ", device_->failure());
