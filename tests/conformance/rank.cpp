@@ -126,7 +126,13 @@ std::string run(const Row& row, int rank, const std::string& id_file) {
   args.count = row.number("count");
   args.delay_ns = static_cast<int>(row.number("delay")) * 1000;
   args.iterations = static_cast<int>(row.number("iterations"));
-  if (!args.iterations) args.iterations = args.bytes >= 65536 && sized ? 3 : which.iterations;
+  if (!args.iterations) {
+    // Every thread of every rank spins for the others: many of them on few cores take turns.
+    const bool crowded = !gpu && nranks * static_cast<int>(row.number("block")) >= 12;
+    args.iterations = args.bytes >= 65536 && sized ? 3
+                      : crowded                    ? (which.iterations + 3) / 4
+                                                   : which.iterations;
+  }
   args.group = row.is("group", "thread") ? Group::thread
                : row.is("group", "warp") ? Group::warp
                                          : Group::block;
