@@ -195,7 +195,7 @@ MARROW_KERNEL count_actions(DeviceCommunicator comm, WindowHandle window, Status
     out[0] = worse(out[0], gin.signal(peer, SignalAdd{0, 1}, CounterInc{0}));
     out[1] = worse(out[1], gin.signal(peer, SignalAt{window, 0, 1}, CounterInc{1}));
     out[2] = worse(out[2], gin.add(peer, window, 8, 1, CounterInc{2}));
-    out[3] = worse(out[3], gin.put(peer, window, 64, window, 128, 8, SignalAt{window, 16, 1}, CounterInc{3}));
+    out[3] = worse(out[3], gin.put(peer, window, 64 + 8 * static_cast<std::uint64_t>(comm.rank), window, 128, 8, SignalAt{window, 16, 1}, CounterInc{3}));
   }
   for (int c = 0; c < 4; ++c) {
     out[4] = worse(out[4], gin.wait_counter(c, static_cast<std::uint64_t>(comm.nranks), Deadline{10'000'000'000}));
