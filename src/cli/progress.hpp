@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // One line on a terminal's stderr while something takes longer than two seconds; nothing otherwise.
+// A thread draws it, because what takes long is often one kernel.
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <string>
+#include <thread>
 
 namespace marrow::cli {
 
@@ -13,17 +17,21 @@ class Progress {
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
-  /// Say what is being done. Cheap: redraws at most ten times a second. One thread.
+  /// Say what is being done now. Any thread.
   void at(const std::string& what);
-  /// Removes the line; the next at() may draw it again.
+  /// Removes the line before other output; the next at() may draw it again.
   void clear();
 
  private:
-  using Clock = std::chrono::steady_clock;
-  bool terminal_;
+  void draw();
+
+  std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+  std::mutex mutex_;
+  std::condition_variable end_;
+  std::string what_;  ///< empty: nothing to show
   bool drawn_ = false;
-  Clock::time_point started_ = Clock::now();
-  Clock::time_point next_ = started_ + std::chrono::seconds(2);
+  bool ending_ = false;
+  std::thread thread_;  ///< only with a terminal
 };
 
 }  // namespace marrow::cli
