@@ -221,17 +221,20 @@ struct Producer : Consumer<kSharing> {
   /// One release for all entries below `end`, then record, then doorbell. It meets the NIC's read of the
   /// record or the doorbell (softnic: acquire loads). Those two stores are relaxed on a GPU.
   static MARROW_DEVICE void ring(const GdaQueue& q, std::uint64_t end) {
-    const std::uint32_t record = mlx5::record_word(static_cast<std::uint16_t>(end));
+    // Pointers first: behind the release they would be loads that the doorbell waits for.
+    std::uint32_t* const record = q.record;
+    std::uint64_t* const doorbell = q.doorbell;
+    const std::uint32_t index = mlx5::record_word(static_cast<std::uint16_t>(end));
     const std::uint64_t bell =
         std::uint64_t{q.qpn} << 32 | mlx5::to_big32(static_cast<std::uint32_t>(end & 0xffff) << 8);
     if (q.release == static_cast<std::uint8_t>(GdaRelease::device)) {
       Publication<Scope::device> out;
-      out.store(q.record, record);
-      out.template store<Scope::system>(q.doorbell, bell);
+      out.store(record, index);
+      out.template store<Scope::system>(doorbell, bell);
     } else {
       Publication<Scope::system> out;
-      out.store(q.record, record);
-      out.store(q.doorbell, bell);
+      out.store(record, index);
+      out.store(doorbell, bell);
     }
   }
 

@@ -84,15 +84,18 @@ struct Operations {
       return submit(comm, context, peer, 1, 1, knobs,
                     [&](const GdaQueue& q, std::uint64_t at) { Wqe(q, at).nop(); });
     }
-    const std::uint64_t chunks = (bytes + kChunkBytes - 1) >> kChunkShift;
-    if (chunks >= (queue_of(comm, context, peer).mask + 1) >> 1)
-      return Status::invalid;  // >= 16 GiB and depth 32
-    const std::uint32_t data = static_cast<std::uint32_t>(chunks);
+    std::uint32_t data = 1;
+    if (bytes > kChunkBytes) {
+      const std::uint64_t chunks = (bytes + kChunkBytes - 1) >> kChunkShift;
+      // From 16 GiB on with the smallest ring of 32, 512 GiB with the default one.
+      if (chunks >= (queue_of(comm, context, peer).mask + 1) >> 1) return Status::invalid;
+      data = static_cast<std::uint32_t>(chunks);
+    }
     return submit(comm, context, peer, data + acts, data, knobs,
                   [&](const GdaQueue& q, std::uint64_t at) {
                     const std::uint64_t remote = load_cached(window.gda_base + peer) + offset;
                     const std::uint32_t rkey = load_cached(window.gda_rkey + peer);
-                    if (chunks > 1) {
+                    if (data > 1) {
                       at = write_chunks(q, at, remote, rkey, ours.gda_local + our_offset,
                                         ours.gda_lkey, bytes, is_read);
                     } else if (is_read) {
