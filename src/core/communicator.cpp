@@ -193,6 +193,12 @@ void CommunicatorState::close() {
   };
   std::vector<std::shared_ptr<DeviceState>> devices;
   std::vector<std::shared_ptr<WindowState>> windows;
+  std::exception_ptr crash;
+  try {
+    synchronize();  // our kernels; each of their waits has a deadline
+  } catch (...) {
+    crash = std::current_exception();  // the others' barrier needs us all the same
+  }
   meet();  // every rank's kernels are done with everybody's memory
   {
     std::lock_guard lock(mutex_);
@@ -218,6 +224,7 @@ void CommunicatorState::close() {
   proxy_.reset();
   nic_.reset();
   if (!revoked) leave();
+  if (!failure) failure = crash;
   if (failure) {
     try {
       std::rethrow_exception(failure);

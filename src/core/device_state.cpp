@@ -63,12 +63,14 @@ DeviceState::DeviceState(std::shared_ptr<CommunicatorState> comm, const Requirem
   for (int r = 0; r < comm->nranks(); ++r) {
     paths[r] = masked[r] ? kPathFailed : static_cast<std::uint8_t>(plan.path[rank][r]);
   }
-  path_table_ = arena_->upload(std::span<const std::uint8_t>(paths));
-  h.path = path_table_;
-  h.signal_base = private_words(h.signal_words);
-  h.signal_shadow = private_words(h.signal_words);
-  h.counter_base = private_words(h.counters);
-  h.look = private_words(2);
+  comm->together("allocating a device communicator", [&] {
+    path_table_ = arena_->upload(std::span<const std::uint8_t>(paths));
+    h.path = path_table_;
+    h.signal_base = private_words(h.signal_words);
+    h.signal_shadow = private_words(h.signal_words);
+    h.counter_base = private_words(h.counters);
+    h.look = private_words(2);
+  });
   make_sync_memory(*comm);
   make_counters(*comm);
   connect(*comm);

@@ -45,10 +45,12 @@ class Barrier {
     if (fence != Fence::none) {
       for (int c = contexts.first; c < contexts.first + contexts.count; ++c) {
         const Gin<> one(comm_, c);
-        // The strong arrival covers the first context; the others, and gets, are completed here.
+        // Over load/store alone the strong arrival covers the first context, at every rank. A NIC's or a
+        // thread's data would be ordered at its own destination only, so there, and for the other
+        // contexts and gets, it is completed here.
         if (fence == Fence::get) {
           status = worse(status, one.flush(coop, deadline));
-        } else if (c != contexts.first || comm_.path[comm_.rank] != static_cast<std::uint8_t>(Path::lsa)) {
+        } else if (c != contexts.first || comm_.connected != 1u << static_cast<int>(Path::lsa)) {
           status = worse(status, one.flush_remote(coop, deadline));
         }
         if (status == Status::timeout) deadline.ns = 1;  // the time is used up: the rest gets one look

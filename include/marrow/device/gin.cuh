@@ -53,8 +53,9 @@ class Gin {
   /// Writes `bytes` from our region to the peer's window.
   /// @param peer   rank (of the team, default world); our own is legal
   /// @param bytes  any, 0 included (then only the action happens)
-  /// @return ok: posted. timeout: no queue space before the deadline, nothing was posted. peer_failed,
-  ///         aborted, invalid
+  /// @return ok: posted. timeout: no queue space before the deadline, nothing was posted (except: a
+  ///         SignalAt whose window's atomic path is not the peer's path may time out after the data was
+  ///         posted; repeat the action alone, with signal). peer_failed, aborted, invalid
   template <class... Options>
   MARROW_DEVICE Status put(Index peer, const WindowHandle& window, std::uint64_t offset, const Region& source,
                            std::uint64_t source_offset, std::uint64_t bytes, const Options&... options) const;

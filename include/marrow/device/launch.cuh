@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdlib>
 #include <exception>
+#include <system_error>
 #include <thread>
 #include <tuple>
 #include <vector>
@@ -149,10 +150,28 @@ void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
     body(blocks[0], 0);
     return;
   }
-  for (CpuBlock& team : blocks) {
-    for (int t = 0; t < block; ++t) threads.emplace_back(body, std::ref(team), t);
+  // The kernel starts when all threads are there: a block with a missing one would wait for ever.
+  std::atomic<int> start{0};  // 1: run, -1: there are too few threads, leave
+  const auto begin = [&](CpuBlock& team, int t) {
+    for (std::uint32_t spins = 0; start.load(std::memory_order_acquire) == 0; ++spins) relax(spins);
+    if (start.load(std::memory_order_acquire) > 0) body(team, t);
+  };
+  bool complete = true;
+  try {
+    for (CpuBlock& team : blocks) {
+      for (int t = 0; t < block; ++t) threads.emplace_back(begin, std::ref(team), t);
+    }
+  } catch (const std::system_error&) {
+    complete = false;
   }
+  start.store(complete ? 1 : -1, std::memory_order_release);
   for (std::thread& thread : threads) thread.join();
+  if (!complete) {
+    throw Error(Code::out_of_memory,
+                "launch of " + std::to_string(grid) + " blocks x " + std::to_string(block) +
+                    " threads: the system gave only " + std::to_string(threads.size()) + " threads",
+                "use fewer, or raise the limit of processes (ulimit -u, the container's pids limit)");
+  }
 }
 
 /// On the CPU device every kernel has ended before the next is launched: the same as launch().
