@@ -2,6 +2,8 @@
 // marrow-test: tsan asan
 // Every operation of the gda path against softnic, over both kinds of completion queue, all sharing
 // modes, small rings that wrap many times, and indices that start near the wrap of 16 and 32 bits.
+#include <cstdlib>
+
 #include "gda_support.hpp"
 
 namespace marrow {
@@ -257,22 +259,26 @@ TEST_P(GdaOperations, PingPong) {
 TEST_P(GdaOperations, ManyThreadsOnOneQueueWithBackPressure) {
   const int threads = GetParam().sharing == Sharing::thread ? 1 : 4;
   constexpr int kRounds = 200;
-  run_ranks(setting(2), [&](Rank& rank) {
-    const LocalBufferHandle source = rank.local(1 << 16);
-    fill(source.local, 1 << 16, static_cast<unsigned>(rank.rank()));
-    std::vector<Status> out(static_cast<std::size_t>(threads), Status::invalid);
-    launch(Place::cpu(), 1, threads, 0, flood, rank.comm(), rank.window(), source, kRounds,
-           out.data());
-    for (const Status s : out) EXPECT_EQ(s, Status::ok) << name(s);
-    rank.barrier();
-    const auto n = static_cast<std::uint64_t>(threads) * kRounds;
-    EXPECT_TRUE(holds(rank.window().local, n * 8, static_cast<unsigned>(1 - rank.rank())));
-    EXPECT_EQ(reinterpret_cast<std::uint64_t*>(rank.comm().sync[1].local)[1], n);
-    const std::uint64_t words = rank.window().bytes / 8;
-    EXPECT_EQ(rank.words()[words - 1], static_cast<std::uint64_t>(threads) * 29);
-    EXPECT_EQ(rank.words()[words - 2], static_cast<std::uint64_t>(threads) * 10);
-    EXPECT_EQ(rank.comm().counter[1][1], static_cast<std::uint64_t>(threads) * 8);
-  });
+  for (const char* lanes : {"1", "4"}) {
+    ::setenv("MARROW_CPU_LANES", lanes, 1);  // read by launch
+    run_ranks(setting(2), [&](Rank& rank) {
+      const LocalBufferHandle source = rank.local(1 << 16);
+      fill(source.local, 1 << 16, static_cast<unsigned>(rank.rank()));
+      std::vector<Status> out(static_cast<std::size_t>(threads), Status::invalid);
+      launch(Place::cpu(), 1, threads, 0, flood, rank.comm(), rank.window(), source, kRounds,
+             out.data());
+      for (const Status s : out) EXPECT_EQ(s, Status::ok) << name(s);
+      rank.barrier();
+      const auto n = static_cast<std::uint64_t>(threads) * kRounds;
+      EXPECT_TRUE(holds(rank.window().local, n * 8, static_cast<unsigned>(1 - rank.rank())));
+      EXPECT_EQ(reinterpret_cast<std::uint64_t*>(rank.comm().sync[1].local)[1], n);
+      const std::uint64_t words = rank.window().bytes / 8;
+      EXPECT_EQ(rank.words()[words - 1], static_cast<std::uint64_t>(threads) * 29);
+      EXPECT_EQ(rank.words()[words - 2], static_cast<std::uint64_t>(threads) * 10);
+      EXPECT_EQ(rank.comm().counter[1][1], static_cast<std::uint64_t>(threads) * 8);
+    });
+  }
+  ::unsetenv("MARROW_CPU_LANES");
 }
 
 TEST_P(GdaOperations, DeferredDoorbells) {
