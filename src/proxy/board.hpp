@@ -73,10 +73,14 @@ class Board {
   void acknowledge(int thread, std::uint64_t version) {
     acknowledged_[thread].store(version, std::memory_order_release);
   }
+  /// The threads are gone: nothing is in use, nobody acknowledges any more.
+  void close() { closed_.store(true, std::memory_order_release); }
+
   /// Whether every thread acknowledged that version in time.
   bool wait_acknowledged(std::uint64_t version, base::Deadline deadline) const {
     for (const auto& seen : acknowledged_) {
       while (seen.load(std::memory_order_acquire) < version) {
+        if (closed_.load(std::memory_order_acquire)) return true;
         if (deadline.expired()) return false;
         std::this_thread::sleep_for(std::chrono::microseconds(50));
       }
@@ -89,6 +93,7 @@ class Board {
   std::shared_ptr<const View> view_;
   std::atomic<std::uint64_t> version_{0};
   std::vector<std::atomic<std::uint64_t>> acknowledged_;
+  std::atomic<bool> closed_{false};
 };
 
 }  // namespace marrow::proxy

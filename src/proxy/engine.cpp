@@ -323,6 +323,12 @@ bool Engine::push() {
       to_push_[i] = to_push_.back();
       to_push_.pop_back();
     } else {
+      if (box.head > 1024 && box.head > box.operations.size() / 2) {
+        // A queue that is never empty may not grow for ever.
+        box.operations.erase(box.operations.begin(),
+                             box.operations.begin() + static_cast<std::ptrdiff_t>(box.head));
+        box.head = 0;
+      }
       ++i;
     }
   }

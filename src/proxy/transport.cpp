@@ -112,6 +112,7 @@ class TransportImpl final : public Transport {
 
   ~TransportImpl() override {
     running_.clear();  // joins
+    board_->close();
     for (const auto& [id, region] : regions_) release(*region);
     regions_.clear();
     links_.clear();
