@@ -1,5 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
 # Which rows ./test runs. --seconds keeps a slow machine inside the time limit: rows left out are counted
-# in the output, and the shards start at different rows.
-set(paths lsa)
-marrow_conformance_test(conformance_pairs_0 ARGS --matrix pairwise --path ${paths} --shard 0/2 --seconds 50)
+# in the output.
+if(MARROW_SANITIZE STREQUAL "thread")
+  # Processes are invisible to ThreadSanitizer: ranks as threads, on the paths that are ours from end to end.
+  foreach(path IN ITEMS lsa gda proxy mixed)
+    marrow_conformance_test(conformance_tsan_${path} ARGS --matrix pairwise --as threads --path ${path}
+      --ranks 2,3 --block 1,4 --lanes 1,4 --seed 1,2 --bytes 256,15,4096 --far 0 --delay 0,20
+      --index start,wrap16 --seconds 50)
+  endforeach()
+  return()
+elseif(MARROW_SANITIZE STREQUAL "address")
+  foreach(shard RANGE 1)
+    marrow_conformance_test(conformance_asan_${shard} ARGS --matrix pairwise --ranks 1,2,3 --far 0
+      --shard ${shard}/2 --seconds 50)
+  endforeach()
+  return()
+endif()
+
+# Each pair of values, twice over: two coverings share few rows.
+foreach(seed RANGE 1 2)
+  foreach(shard RANGE 2)
+    marrow_conformance_test(conformance_pairs_${seed}_${shard} ARGS --matrix pairwise --matrix-seed ${seed}
+      --shard ${shard}/3 --seconds 50)
+  endforeach()
+endforeach()
+foreach(path IN ITEMS lsa gda proxy)
+  # A slot used a thousand times, with random pauses.
+  marrow_conformance_test(conformance_reuse_${path} ARGS --matrix pairwise --path ${path} --case put_signal,flush_reuse,packets
+    --as threads --ranks 3 --block 1 --lanes 1 --group block --sharing device --contexts 1 --cq ring --bytes 256
+    --shift none --source window --far 0 --index start --depth 32 --delay 20 --seed 1 --iterations 1000 --seconds 50)
+endforeach()
+# Three peers on three paths add a million each to one signal: no update is lost.
+marrow_conformance_test(conformance_exact_sum ARGS --case exact_sum --path mixed --ranks 4 --seed 0
+  --count 1000000 --sharing thread)
+marrow_conformance_test(conformance_exact_sum_hca ARGS --case exact_sum --path mixed --ranks 4 --seed 0
+  --count 1000000 --sharing thread --softnic atomics=hca)
+
+marrow_conformance_test(conformance_full LABEL full TIMEOUT 3600 ARGS --matrix full --seconds 1800)
+
+if(MARROW_WITH_CUDA)
+  # Two ranks a GPU as threads, then one process a GPU; windows in the memory that each path can use.
+  marrow_conformance_test(conformance_gpu_lsa LABEL gpu BINARY marrow_conformance_gpu ARGS --matrix pairwise
+    --path lsa --seconds 50)
+  marrow_conformance_test(conformance_gpu_host LABEL gpu BINARY marrow_conformance_gpu ARGS --matrix pairwise
+    --path gda,proxy --memory host --seconds 50)
+endif()

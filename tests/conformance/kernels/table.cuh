@@ -6,28 +6,10 @@
 #include "conformance/kernels/meet.cuh"
 #include "conformance/kernels/put.cuh"
 #include "conformance/kernels/refuse.cuh"
+#include "conformance/kernels/start.cuh"
 #include "conformance/kernels/words.cuh"
 
 namespace marrow::conformance {
-
-MARROW_KERNEL prepare(Args a) {
-  const Block coop;
-  for (int peer = 0; peer < a.comm.nranks; ++peer) {
-    const std::uint64_t slot = slot_stride(a.bytes);
-    poison(coop, a.inbox.local + a.base + peer * slot, slot, 0);
-    poison(coop, a.outbox.local + peer * slot, slot, 0);
-    if (a.use_local) poison(coop, a.local.local + peer * slot, slot, 0);
-  }
-}
-
-void launch_prepare(const Place& place, const Args& args) {
-  launch(place, 1, place.on_gpu() ? 256 : 1, 0, prepare, args);
-}
-
-template <void (*kKernel)(Args)>
-void start(const Place& place, int grid, int block, const Args& args) {
-  launch(place, grid, block, 0, kKernel, args);
-}
 
 const std::vector<Case>& cases() {
   // name, what breaks when it fails, kernel, traits, bytes, iterations
