@@ -68,7 +68,8 @@ def main(argv):
         return 0
     os.environ.setdefault("LC_ALL", "C.UTF-8")
     limit = FULL_LIMIT_SECONDS if options.full or options.soak or options.coverage else LIMIT_SECONDS
-    context = harness.Context(deadline=time.monotonic() + limit, full=options.full)
+    context = harness.Context(deadline=time.monotonic() + limit, full=options.full,
+                              thorough=options.full or bool(options.suite))
     rows = []
     setup = float(os.environ.get("MARROW_TEST_SETUP_SECONDS", "0"))
     if setup:

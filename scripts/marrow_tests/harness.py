@@ -43,6 +43,7 @@ def skip(reason):
 class Context:
     deadline: float
     full: bool = False
+    thorough: bool = False  # --full, or the suite was asked for by name
 
     def left(self):
         return self.deadline - time.monotonic()
