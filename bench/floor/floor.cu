@@ -33,10 +33,15 @@ __device__ __forceinline__ std::uint64_t acquire_load(const char* at) {
   return value;
 }
 __device__ __forceinline__ void store_pair(char* at, std::uint64_t low, std::uint64_t high) {
-  asm volatile("{.reg .b128 t; mov.b128 t, {%1, %2}; st.relaxed.sys.b128 [%0], t;}" ::"l"(at), "l"(low), "l"(high) : "memory");
+  asm volatile("{.reg .b128 t; mov.b128 t, {%1, %2}; st.relaxed.sys.b128 [%0], t;}" ::"l"(at),
+               "l"(low), "l"(high)
+               : "memory");
 }
 __device__ __forceinline__ void load_pair(const char* at, std::uint64_t& low, std::uint64_t& high) {
-  asm volatile("{.reg .b128 t; ld.relaxed.sys.b128 t, [%2]; mov.b128 {%0, %1}, t;}" : "=l"(low), "=l"(high) : "l"(at) : "memory");
+  asm volatile("{.reg .b128 t; ld.relaxed.sys.b128 t, [%2]; mov.b128 {%0, %1}, t;}"
+               : "=l"(low), "=l"(high)
+               : "l"(at)
+               : "memory");
 }
 
 /// Calls round(r) on both sides in turn and times it on the side that starts.
@@ -72,13 +77,16 @@ __global__ void put_signal(Side s, std::size_t bytes) {
   ping_pong(
       s,
       [&](int r) {
-        for (std::size_t i = threadIdx.x; i < words; i += blockDim.x) to[i] = kFromMemory ? from[i] : static_cast<std::uint64_t>(r);
+        for (std::size_t i = threadIdx.x; i < words; i += blockDim.x)
+          to[i] = kFromMemory ? from[i] : static_cast<std::uint64_t>(r);
         if (blockDim.x > 1) __syncthreads();
         if (threadIdx.x == 0) release_store(s.peer + kFlag, r);
       },
       [&](int r) {
         bool ok = true;
-        if (threadIdx.x == 0) ok = spin_until([&] { return acquire_load(s.window + kFlag) >= static_cast<std::uint64_t>(r); });
+        if (threadIdx.x == 0)
+          ok = spin_until(
+              [&] { return acquire_load(s.window + kFlag) >= static_cast<std::uint64_t>(r); });
         if (blockDim.x > 1) ok = __syncthreads_and(ok);
         return ok;
       });
@@ -88,8 +96,7 @@ __global__ void put_signal(Side s, std::size_t bytes) {
 __global__ void packets(Side s) {
   const std::size_t at = kFlag + threadIdx.x * 16;
   ping_pong(
-      s,
-      [&](int r) { store_pair(s.peer + at, r * 1000003ull + threadIdx.x, r); },
+      s, [&](int r) { store_pair(s.peer + at, r * 1000003ull + threadIdx.x, r); },
       [&](int r) {
         std::uint64_t low = 0, high = 0;
         bool ok = spin_until([&] {
@@ -133,13 +140,15 @@ class Bench {
   explicit Bench(std::vector<Gpu>& gpus) : gpus_(gpus) {}
 
   template <class Kernel, class... Args>
-  void latency(const std::string& what, const std::string& note, std::size_t bytes, int threads, int rounds, Kernel kernel, Args... args) {
+  void latency(const std::string& what, const std::string& note, std::size_t bytes, int threads,
+               int rounds, Kernel kernel, Args... args) {
     clear_flags(gpus_);
     for (int d = 0; d < 2; ++d) {
       Gpu& g = gpus_[d];
       must(cudaSetDevice(d), "set device");
       kernel<<<1, threads, 0, g.stream>>>(
-          Side{g.window, gpus_[1 - d].window, g.source, g.log, g.clock, g.failed, d, rounds}, args...);
+          Side{g.window, gpus_[1 - d].window, g.source, g.log, g.clock, g.failed, d, rounds},
+          args...);
       must(cudaGetLastError(), what.c_str());
     }
     wait_all(gpus_, what.c_str());
@@ -155,7 +164,8 @@ class Bench {
         must(cudaSetDevice(d), "set device");
         must(cudaEventRecord(g.begin, g.stream), "event");
         push<<<blocks, 1024, 0, g.stream>>>(reinterpret_cast<uint4*>(gpus_[1 - d].window),
-                                            reinterpret_cast<const uint4*>(g.source), bytes / 16, rounds);
+                                            reinterpret_cast<const uint4*>(g.source), bytes / 16,
+                                            rounds);
         must(cudaEventRecord(g.end, g.stream), "event");
       }
       wait_all(gpus_, "raw copy");
@@ -170,7 +180,8 @@ class Bench {
     check_copy(0, 1, bytes);
     if (both) check_copy(1, 0, bytes);
     add({both ? "raw copy, both directions" : "raw copy", "GB/s",
-         both ? "per direction; 10 rounds a launch" : "10 rounds a launch", bytes, blocks, 1024, summary(rates)});
+         both ? "per direction; 10 rounds a launch" : "10 rounds a launch", bytes, blocks, 1024,
+         summary(rates)});
   }
 
   const std::vector<Row>& rows() const { return rows_; }
@@ -186,8 +197,9 @@ class Bench {
     }
   }
   void add(Row row) {
-    std::printf("%-34s %10zu B  %3d x %-4d  %10.1f %-5s p99 %.1f  %s\n", row.what.c_str(), row.bytes, row.blocks,
-                row.threads, row.summary.median, row.unit.c_str(), row.summary.p99, row.note.c_str());
+    std::printf("%-34s %10zu B  %3d x %-4d  %10.1f %-5s p99 %.1f  %s\n", row.what.c_str(),
+                row.bytes, row.blocks, row.threads, row.summary.median, row.unit.c_str(),
+                row.summary.p99, row.note.c_str());
     std::fflush(stdout);
     rows_.push_back(std::move(row));
   }
@@ -212,11 +224,14 @@ int main(int argc, char** argv) {
   }
   std::vector<Gpu> gpus = open_gpus(2);
   Bench bench(gpus);
-  bench.latency("put + signal", "data from a register", 8, 1, 5000, put_signal<false>, std::size_t{8});
+  bench.latency("put + signal", "data from a register", 8, 1, 5000, put_signal<false>,
+                std::size_t{8});
   bench.latency("put + signal", "data from memory", 8, 1, 5000, put_signal<true>, std::size_t{8});
   bench.latency("put + signal", "data from memory", 8, 256, 5000, put_signal<true>, std::size_t{8});
-  bench.latency("put + signal", "data from memory", 1024, 256, 5000, put_signal<true>, std::size_t{1024});
-  bench.latency("put + signal", "data from memory", 65536, 1024, 1000, put_signal<true>, std::size_t{65536});
+  bench.latency("put + signal", "data from memory", 1024, 256, 5000, put_signal<true>,
+                std::size_t{1024});
+  bench.latency("put + signal", "data from memory", 65536, 1024, 1000, put_signal<true>,
+                std::size_t{65536});
   bench.latency("packet", "one cell", 8, 1, 5000, packets);
   bench.latency("packet", "128 cells", 1024, 128, 5000, packets);
   for (int blocks : {8, 16, 32, 132}) bench.bandwidth(std::size_t{64} << 20, blocks, false);
@@ -232,12 +247,16 @@ int main(int argc, char** argv) {
     for (const Row& r : bench.rows()) {
       const Summary& m = r.summary;
       std::fprintf(file,
-                   "%s\n{\"what\":\"floor: %s\",\"unit\":\"%s\",\"kind\":\"measured\",\"devices\":[{\"role\":\"kernels\","
-                   "\"device\":\"gpu\",\"name\":\"%s\"}],\"parameters\":{\"bytes\":%zu,\"blocks\":%d,\"threads\":%d},"
-                   "\"statistics\":{\"count\":%zu,\"min\":%.3f,\"median\":%.3f,\"mean\":%.3f,\"p99\":%.3f,\"max\":%.3f,"
+                   "%s\n{\"what\":\"floor: "
+                   "%s\",\"unit\":\"%s\",\"kind\":\"measured\",\"devices\":[{\"role\":\"kernels\","
+                   "\"device\":\"gpu\",\"name\":\"%s\"}],\"parameters\":{\"bytes\":%zu,\"blocks\":%"
+                   "d,\"threads\":%d},"
+                   "\"statistics\":{\"count\":%zu,\"min\":%.3f,\"median\":%.3f,\"mean\":%.3f,"
+                   "\"p99\":%.3f,\"max\":%.3f,"
                    "\"stddev\":%.3f},\"verified\":true,\"note\":\"%s\"}",
-                   comma, r.what.c_str(), r.unit.c_str(), properties.name, r.bytes, r.blocks, r.threads, m.samples.size(),
-                   m.min, m.median, m.mean, m.p99, m.max, m.stddev, r.note.c_str());
+                   comma, r.what.c_str(), r.unit.c_str(), properties.name, r.bytes, r.blocks,
+                   r.threads, m.samples.size(), m.min, m.median, m.mean, m.p99, m.max, m.stddev,
+                   r.note.c_str());
       comma = ",";
     }
     std::fprintf(file, "\n]\n");

@@ -51,7 +51,8 @@ inline Summary summary(std::vector<double> samples) {
   out.min = samples.front();
   out.max = samples.back();
   for (const double v : samples) out.mean += v / static_cast<double>(samples.size());
-  for (const double v : samples) out.stddev += (v - out.mean) * (v - out.mean) / static_cast<double>(samples.size());
+  for (const double v : samples)
+    out.stddev += (v - out.mean) * (v - out.mean) / static_cast<double>(samples.size());
   out.stddev = std::sqrt(out.stddev);
   out.median = samples[samples.size() / 2];
   out.p99 = samples[std::min(samples.size() - 1, samples.size() * 99 / 100)];
@@ -61,18 +62,20 @@ inline Summary summary(std::vector<double> samples) {
 /// A kernel's own clock: cycles per nanosecond, from the two timers of one long run.
 struct Clock {
   std::uint64_t cycles = 0, ns = 0;
-  double per_ns() const { return ns ? static_cast<double>(cycles) / static_cast<double>(ns) : 1.98; }
+  double per_ns() const {
+    return ns ? static_cast<double>(cycles) / static_cast<double>(ns) : 1.98;
+  }
 };
 
 struct Gpu {
   int device = 0;
   cudaStream_t stream = nullptr;
   cudaEvent_t begin = nullptr, end = nullptr;
-  char* window = nullptr;    ///< the peer stores here
-  char* source = nullptr;    ///< puts read here
+  char* window = nullptr;        ///< the peer stores here
+  char* source = nullptr;        ///< puts read here
   std::uint64_t* log = nullptr;  ///< cycles per round
   Clock* clock = nullptr;
-  int* failed = nullptr;     ///< a wait gave up, or data was wrong
+  int* failed = nullptr;  ///< a wait gave up, or data was wrong
 };
 
 constexpr std::size_t kWindow = std::size_t{128} << 20;
@@ -98,7 +101,8 @@ inline std::vector<Gpu> open_gpus(int count) {
     must(cudaMalloc(&g.failed, sizeof(int)), "malloc");
     must(cudaMemset(g.window, 0, kWindow), "memset");
     std::vector<std::uint64_t> pattern(kWindow / 8);
-    for (std::size_t i = 0; i < pattern.size(); ++i) pattern[i] = (i + 1) * 0x9e3779b97f4a7c15ull + d;
+    for (std::size_t i = 0; i < pattern.size(); ++i)
+      pattern[i] = (i + 1) * 0x9e3779b97f4a7c15ull + d;
     must(cudaMemcpy(g.source, pattern.data(), kWindow, cudaMemcpyHostToDevice), "copy");
     must(cudaMemset(g.failed, 0, sizeof(int)), "memset");
     must(cudaDeviceSynchronize(), "sync");
@@ -121,7 +125,8 @@ inline void wait_all(std::vector<Gpu>& gpus, const char* what) {
     int failed = 0;
     must(cudaMemcpy(&failed, g.failed, sizeof(int), cudaMemcpyDeviceToHost), "copy");
     if (failed) {
-      std::fprintf(stderr, "%s: a wait on GPU %d gave up or data was wrong (%d)\n", what, g.device, failed);
+      std::fprintf(stderr, "%s: a wait on GPU %d gave up or data was wrong (%d)\n", what, g.device,
+                   failed);
       std::exit(1);
     }
   }
@@ -131,10 +136,12 @@ inline void wait_all(std::vector<Gpu>& gpus, const char* what) {
 inline Summary one_way(const Gpu& g, int rounds, int warmup) {
   std::vector<std::uint64_t> cycles(rounds);
   Clock clock;
-  must(cudaMemcpy(cycles.data(), g.log, rounds * sizeof(std::uint64_t), cudaMemcpyDeviceToHost), "copy");
+  must(cudaMemcpy(cycles.data(), g.log, rounds * sizeof(std::uint64_t), cudaMemcpyDeviceToHost),
+       "copy");
   must(cudaMemcpy(&clock, g.clock, sizeof(clock), cudaMemcpyDeviceToHost), "copy");
   std::vector<double> ns;
-  for (int i = warmup; i < rounds; ++i) ns.push_back(static_cast<double>(cycles[i]) / clock.per_ns() / 2);
+  for (int i = warmup; i < rounds; ++i)
+    ns.push_back(static_cast<double>(cycles[i]) / clock.per_ns() / 2);
   return summary(std::move(ns));
 }
 

@@ -9,7 +9,8 @@
 
 constexpr char kText[] = "written by a kernel into another rank's memory";
 
-MARROW_KERNEL send(marrow::DeviceCommunicator comm, marrow::WindowHandle window, marrow::Status* status) {
+MARROW_KERNEL send(marrow::DeviceCommunicator comm, marrow::WindowHandle window,
+                   marrow::Status* status) {
   const marrow::Gin gin(comm, /*context=*/0);
   // Bytes 0.. of our part of the window go to bytes 256.. of rank 1's; then signal 0 there grows by 1.
   *status = gin.put(1, window, 256, window, 0, sizeof(kText), marrow::SignalAdd{0, 1});
@@ -38,7 +39,8 @@ void run(const marrow::UniqueId& id, int rank, bool gpu) {
   comm.synchronize();
   comm.check();
   if (rank == 1) std::printf("rank 1: %s: \"%s\"\n", name(*status), bytes + 256);
-  if (*status != marrow::Status::ok || (rank == 1 && std::strcmp(bytes + 256, kText) != 0)) std::exit(1);
+  if (*status != marrow::Status::ok || (rank == 1 && std::strcmp(bytes + 256, kText) != 0))
+    std::exit(1);
   comm.close();
 }
 

@@ -10,8 +10,8 @@
 
 constexpr int kRanks = 3;
 
-MARROW_KERNEL squares(marrow::DeviceCommunicator comm, marrow::WindowHandle table, std::uint64_t* sum,
-                      marrow::Status* status) {
+MARROW_KERNEL squares(marrow::DeviceCommunicator comm, marrow::WindowHandle table,
+                      std::uint64_t* sum, marrow::Status* status) {
   const marrow::Lsa lsa(comm);
   const marrow::Barrier barrier(comm, team_lsa(comm), /*slot=*/0);
   const marrow::Block block;
@@ -22,7 +22,8 @@ MARROW_KERNEL squares(marrow::DeviceCommunicator comm, marrow::WindowHandle tabl
   const marrow::Status met = barrier.sync(block);  // everybody's stores are visible after it
   if (marrow::thread_index() != 0) return;
   *sum = 0;
-  for (int r = 0; r < comm.nranks; ++r) *sum += *lsa.pointer<std::uint64_t>(table, r * 8, comm.rank);
+  for (int r = 0; r < comm.nranks; ++r)
+    *sum += *lsa.pointer<std::uint64_t>(table, r * 8, comm.rank);
   *status = met;
 }
 
@@ -38,7 +39,8 @@ void run(const marrow::UniqueId& id, int rank, bool gpu) {
   marrow::launch(comm.place(), 1, 2, 0, squares, device.handle(), table.handle(), sum, status);
   comm.synchronize();
   comm.check();
-  std::printf("rank %d: %s, sum of squares %llu\n", rank, name(*status), static_cast<unsigned long long>(*sum));
+  std::printf("rank %d: %s, sum of squares %llu\n", rank, name(*status),
+              static_cast<unsigned long long>(*sum));
   if (*status != marrow::Status::ok || *sum != 0 + 1 + 4) std::exit(1);
   comm.close();
 }

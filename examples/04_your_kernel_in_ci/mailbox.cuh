@@ -13,8 +13,8 @@ struct MailboxSlot {
 };
 
 // Rank 0 sends `rounds` messages to rank 1, which sums them up.
-MARROW_KERNEL mailbox(marrow::DeviceCommunicator comm, marrow::WindowHandle window, int rounds, std::uint64_t* sum,
-                      marrow::Status* status) {
+MARROW_KERNEL mailbox(marrow::DeviceCommunicator comm, marrow::WindowHandle window, int rounds,
+                      std::uint64_t* sum, marrow::Status* status) {
   using namespace marrow;
   const Lsa lsa(comm);
   auto* theirs = lsa.pointer<MailboxSlot>(window, 0, 1);
@@ -28,13 +28,15 @@ MARROW_KERNEL mailbox(marrow::DeviceCommunicator comm, marrow::WindowHandle wind
 #if defined(DELETE_RELEASE)
       store_relaxed<Scope::system>(&theirs->flag, tag);  // the bug that the test must see
 #else
-      publish<Scope::system>(Store{&theirs->flag, tag});  // publishes payload; meets the observe below
+      publish<Scope::system>(
+          Store{&theirs->flag, tag});  // publishes payload; meets the observe below
 #endif
       result = wait_until(comm, {}, [&] { return observe<Scope::system>(&mine->consumed) == tag; });
     } else {
       result = wait_until(comm, {}, [&] { return observe<Scope::system>(&theirs->flag) == tag; });
       for (int i = 0; i < 6; ++i) total += theirs->payload[i];
-      publish<Scope::system>(Store{&mine->consumed, tag});  // our reads are done; meets rank 0's observe
+      publish<Scope::system>(
+          Store{&mine->consumed, tag});  // our reads are done; meets rank 0's observe
     }
   }
   *sum = total;

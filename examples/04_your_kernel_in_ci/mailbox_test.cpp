@@ -18,7 +18,8 @@ TEST(Mailbox, EveryMessageArrivesWhole) {
     marrow::Communicator comm(id, 2, r);
     marrow::Window window = comm.allocate(sizeof(MailboxSlot));
     auto device = comm.device_communicator();
-    marrow::launch(comm.place(), 1, 1, 0, mailbox, device.handle(), window.handle(), kRounds, &sum[r], &status[r]);
+    marrow::launch(comm.place(), 1, 1, 0, mailbox, device.handle(), window.handle(), kRounds,
+                   &sum[r], &status[r]);
     comm.close();
   };
   std::thread other(rank, 1);

@@ -38,11 +38,11 @@ struct Config {
 
 /// What a device communicator should offer.
 struct Requirements {
-  int contexts = 1;    ///< independent sets of queues, 1..64
-  int signals = 64;    ///< 0..65536
-  int counters = 16;   ///< 0..65536
-  int barriers = 8;    ///< 0..1024
-  int packets = 1024;  ///< packet slots, 0..2^20
+  int contexts = 1;                   ///< independent sets of queues, 1..64
+  int signals = 64;                   ///< 0..65536
+  int counters = 16;                  ///< 0..65536
+  int barriers = 8;                   ///< 0..1024
+  int packets = 1024;                 ///< packet slots, 0..2^20
   Sharing sharing = Sharing::device;  ///< who may post on one context at once
   /// Where queue indices start (0: the default). Near 2^16 or 2^32 it tests their wrap.
   std::uint64_t first_index = 0;
@@ -103,7 +103,8 @@ class MARROW_API DeviceCommunicatorOwner {
 
  private:
   friend class Communicator;
-  explicit DeviceCommunicatorOwner(std::shared_ptr<core::DeviceState> state) : state_(std::move(state)) {}
+  explicit DeviceCommunicatorOwner(std::shared_ptr<core::DeviceState> state)
+      : state_(std::move(state)) {}
   std::shared_ptr<core::DeviceState> state_;
 };
 
@@ -111,16 +112,16 @@ class MARROW_API DeviceCommunicatorOwner {
 struct PeerInfo {
   int rank = 0;
   Path path = Path::lsa;
-  std::string transport;                ///< e.g. "load/store", "gda on softnic0", "proxy on shm"
-  std::vector<std::string> rejected;    ///< one sentence a better path that was not taken
-  bool emulated = false;                ///< softnic or the CPU device does a step
+  std::string transport;              ///< e.g. "load/store", "gda on softnic0", "proxy on shm"
+  std::vector<std::string> rejected;  ///< one sentence a better path that was not taken
+  bool emulated = false;              ///< softnic or the CPU device does a step
   bool same_host = true;
   bool same_process = false;
 };
 
 /// Waiting statistics of one peer.
 struct PeerStatistics {
-  bool slow = false;               ///< silent for longer than a few heartbeats
+  bool slow = false;  ///< silent for longer than a few heartbeats
   bool failed = false;
   std::uint64_t slow_periods = 0;  ///< how often it fell silent
 };
@@ -192,10 +193,12 @@ class MARROW_API Communicator {
   /// context 0 of the device communicator.
   /// @throws Error(timeout | peer_failed | aborted | invalid_argument) on the CPU device; on a GPU,
   ///         Error(unsupported) when the library was built without CUDA, and failures show in check()
-  void put_on_stream(const DeviceCommunicatorOwner& device, int peer, const Window& window, std::uint64_t offset,
-                     const LocalBuffer& source, std::uint64_t source_offset, std::uint64_t bytes);
+  void put_on_stream(const DeviceCommunicatorOwner& device, int peer, const Window& window,
+                     std::uint64_t offset, const LocalBuffer& source, std::uint64_t source_offset,
+                     std::uint64_t bytes);
   /// Adds n to the peer's signal; strong.
-  void signal_on_stream(const DeviceCommunicatorOwner& device, int peer, int signal, std::uint64_t n = 1);
+  void signal_on_stream(const DeviceCommunicatorOwner& device, int peer, int signal,
+                        std::uint64_t n = 1);
   /// What follows in the stream runs after our signal is at least `at_least`.
   void wait_on_stream(const DeviceCommunicatorOwner& device, int signal, std::uint64_t at_least);
 

@@ -81,9 +81,10 @@ constexpr std::array kTable = {
              "Silence after which a peer counts as failed. Before that it is slow."),
     power_of_two("MARROW_PROXY_RING", "1024", 16, 1 << 20, "proxy",
                  "Descriptors (64 bytes each) per ring of the proxy path."),
-    integer("MARROW_PROXY_SLEEP_US", "100", 1, 100000, "proxy",
-            "Microseconds that an idle progress thread sleeps at most at a time: the latency of the "
-            "first operation after a pause, against the load of an idle job."),
+    integer(
+        "MARROW_PROXY_SLEEP_US", "100", 1, 100000, "proxy",
+        "Microseconds that an idle progress thread sleeps at most at a time: the latency of the "
+        "first operation after a pause, against the load of an idle job."),
     integer("MARROW_PROXY_SPINS", "64", 0, 1000000000, "proxy",
             "Passes that a progress thread spins after its last work, before it yields its core "
             "and then sleeps."),

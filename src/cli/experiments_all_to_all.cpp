@@ -16,7 +16,7 @@ namespace {
 /// Buffers up to this size travel in cells: twice the bytes, but no fence.
 constexpr std::uint64_t kSmallBytes = 256 << 10;
 constexpr int kBatches = 5;
-constexpr int kSenders = 64;  ///< blocks that push, on a GPU with load/store peers
+constexpr int kSenders = 64;    ///< blocks that push, on a GPU with load/store peers
 constexpr int kOwnBlocks = 64;  ///< blocks that copy our own chunk
 constexpr int kQueueBlocks = 8;
 constexpr std::size_t kScratch = 132 * 1024;  ///< stages of bulk copies
@@ -144,7 +144,10 @@ class AllToAll {
     }
     // On a GPU every SM takes part: an even split among many loses least at the end.
     const int peers = std::max(1, static_cast<int>(n_) - 1);
-    const int blocks = x_.options.blocks > 0 ? x_.options.blocks : !gpu ? 1 : load_store_ ? kSenders : kQueueBlocks;
+    const int blocks = x_.options.blocks > 0 ? x_.options.blocks
+                       : !gpu                ? 1
+                       : load_store_         ? kSenders
+                                             : kQueueBlocks;
     blocks_per_peer_ = std::max(1, blocks / peers);
     own_blocks_ = !gpu ? 1 : load_store_ ? kOwnBlocks : kQueueBlocks;
     const int grid = gpu ? blocks_per_peer_ * peers + own_blocks_ : blocks;
@@ -165,8 +168,10 @@ class AllToAll {
   const Shape shape_;
   KernelLog log_;
   AllToAllArguments arguments_;
-  void (*const launch_)(const Place&, Shape, const AllToAllArguments&) =
-      small_ ? launch_small_all_to_all : load_store_ ? launch_lsa_all_to_all : launch_large_all_to_all;
+  void (*const launch_)(const Place&, Shape,
+                        const AllToAllArguments&) = small_        ? launch_small_all_to_all
+                                                    : load_store_ ? launch_lsa_all_to_all
+                                                                  : launch_large_all_to_all;
   std::uint64_t epoch_ = 0, salt_ = 0;
 };
 

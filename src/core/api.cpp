@@ -40,7 +40,9 @@ void Window::close() {
 
 LocalBufferHandle LocalBuffer::handle() const { return open(state_, "LocalBuffer").handle(); }
 
-DeviceCommunicator DeviceCommunicatorOwner::handle() const { return open(state_, "device communicator").handle(); }
+DeviceCommunicator DeviceCommunicatorOwner::handle() const {
+  return open(state_, "device communicator").handle();
+}
 void DeviceCommunicatorOwner::close() {
   if (state_) state_->close();
   state_.reset();
@@ -105,23 +107,30 @@ std::vector<bool> Communicator::agree_failures(std::chrono::milliseconds deadlin
 }
 void Communicator::barrier() { open(state_, "Communicator").bootstrap().barrier(); }
 std::vector<std::vector<std::byte>> Communicator::allgather(const void* data, std::size_t bytes) {
-  return open(state_, "Communicator").bootstrap().allgather({static_cast<const std::byte*>(data), bytes});
+  return open(state_, "Communicator")
+      .bootstrap()
+      .allgather({static_cast<const std::byte*>(data), bytes});
 }
 std::vector<PeerInfo> Communicator::peers() const { return open(state_, "Communicator").peers(); }
-PeerStatistics Communicator::statistics(int peer) const { return open(state_, "Communicator").statistics(peer); }
+PeerStatistics Communicator::statistics(int peer) const {
+  return open(state_, "Communicator").statistics(peer);
+}
 void Communicator::synchronize() { open(state_, "Communicator").synchronize(); }
-void Communicator::put_on_stream(const DeviceCommunicatorOwner& device, int peer, const Window& window,
-                                 std::uint64_t offset, const LocalBuffer& source, std::uint64_t source_offset,
+void Communicator::put_on_stream(const DeviceCommunicatorOwner& device, int peer,
+                                 const Window& window, std::uint64_t offset,
+                                 const LocalBuffer& source, std::uint64_t source_offset,
                                  std::uint64_t bytes) {
-  core::stream_operations(place()).put(place(), device.handle(), peer, window.handle(), offset, source.handle(),
-                                       source_offset, bytes);
+  core::stream_operations(place()).put(place(), device.handle(), peer, window.handle(), offset,
+                                       source.handle(), source_offset, bytes);
   if (!place().on_gpu()) check();
 }
-void Communicator::signal_on_stream(const DeviceCommunicatorOwner& device, int peer, int signal, std::uint64_t n) {
+void Communicator::signal_on_stream(const DeviceCommunicatorOwner& device, int peer, int signal,
+                                    std::uint64_t n) {
   core::stream_operations(place()).signal(place(), device.handle(), peer, signal, n);
   if (!place().on_gpu()) check();
 }
-void Communicator::wait_on_stream(const DeviceCommunicatorOwner& device, int signal, std::uint64_t at_least) {
+void Communicator::wait_on_stream(const DeviceCommunicatorOwner& device, int signal,
+                                  std::uint64_t at_least) {
   core::stream_operations(place()).wait(place(), device.handle(), signal, at_least);
   if (!place().on_gpu()) check();
 }

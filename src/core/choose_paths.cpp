@@ -12,7 +12,8 @@ namespace marrow::core {
 std::vector<std::vector<bool>> CommunicatorState::who_reaches_whom() {
   topology::Endpoint mine;
   together("finding this rank's GPU", [&] {
-    mine = topology::endpoint(config_.place, bootstrap_->host_id(rank()), bootstrap_->process_id(rank()));
+    mine = topology::endpoint(config_.place, bootstrap_->host_id(rank()),
+                              bootstrap_->process_id(rank()));
   });
   const std::vector<topology::Endpoint> endpoints = allgather(mine);
   std::vector<std::uint8_t> row(nranks());
@@ -39,13 +40,17 @@ void CommunicatorState::open_gda() {
 void CommunicatorState::open_proxy() {
   proxy::Hooks hooks;
   hooks.on_error = [this](int peer, const Error& error) {
-    if (peer >= 0 && bootstrap_->state(peer) == bootstrap::PeerState::failed) return;  // reported already
+    if (peer >= 0 && bootstrap_->state(peer) == bootstrap::PeerState::failed)
+      return;  // reported already
     faults_->network_error(error);
   };
   if (config_.place.on_gpu()) {
-    hooks.make_copy_engine = [device = config_.place.device] { return proxy::create_cuda_copy_engine(device); };
+    hooks.make_copy_engine = [device = config_.place.device] {
+      return proxy::create_cuda_copy_engine(device);
+    };
   }
-  auto transport = proxy::Transport::open(*bootstrap_, parameters_, config_.place, std::move(hooks));
+  auto transport =
+      proxy::Transport::open(*bootstrap_, parameters_, config_.place, std::move(hooks));
   std::lock_guard lock(mutex_);
   proxy_ = std::move(transport);
   for (RankFacts& facts : facts_) facts.proxy_usable = 1;
@@ -68,7 +73,8 @@ void CommunicatorState::choose_paths() {
   for (int r = 1; r < nranks(); ++r) {
     if (facts_[r].on_gpu != facts_[0].on_gpu) {
       throw Error(Code::mismatch,
-                  base::cat("rank 0 runs on a ", facts_[0].on_gpu ? "GPU" : "CPU", ", rank ", r, " on the other kind"),
+                  base::cat("rank 0 runs on a ", facts_[0].on_gpu ? "GPU" : "CPU", ", rank ", r,
+                            " on the other kind"),
                   "give every rank the same kind of Config::place");
     }
   }
@@ -99,7 +105,8 @@ void CommunicatorState::choose_paths() {
 
 std::vector<PeerInfo> CommunicatorState::peers() const {
   if (closed_) {
-    throw Error(Code::invalid_argument, "peers() after close()", "ask before you close the communicator");
+    throw Error(Code::invalid_argument, "peers() after close()",
+                "ask before you close the communicator");
   }
   std::vector<PeerInfo> result;
   const int me = bootstrap_->rank();

@@ -18,7 +18,8 @@ CommunicatorState::CommunicatorState(const UniqueId& id, int nranks, int rank, C
   for (const auto& [name, value] : config_.parameters) parameters_.set(name, value);
   base::check_parameters(parameters_);
   if (nranks > kMaxRanks) {
-    throw Error(Code::invalid_argument, base::cat(nranks, " ranks"), base::cat("use 1 to ", kMaxRanks));
+    throw Error(Code::invalid_argument, base::cat(nranks, " ranks"),
+                base::cat("use 1 to ", kMaxRanks));
   }
   bootstrap::Options options;
   options.parameters = parameters_;
@@ -29,7 +30,8 @@ CommunicatorState::CommunicatorState(const UniqueId& id, int nranks, int rank, C
     arena_ = memory::Arena::create(config_.place);
     control_ = arena_->allocate(sizeof(ControlBlock), Memory::host);
   });
-  faults_ = std::make_unique<FaultBoard>(reinterpret_cast<ControlBlock*>(control_.host), rank, nranks);
+  faults_ =
+      std::make_unique<FaultBoard>(reinterpret_cast<ControlBlock*>(control_.host), rank, nranks);
   watch();
   try {
     choose_paths();
@@ -38,8 +40,8 @@ CommunicatorState::CommunicatorState(const UniqueId& id, int nranks, int rank, C
     unwatch();
     throw;
   }
-  MARROW_INFO(init, "rank ", rank, " of ", nranks, " ready, atomic path ", name(plan_.atomic), ", lsa team of ",
-              plan_.lsa_size[rank]);
+  MARROW_INFO(init, "rank ", rank, " of ", nranks, " ready, atomic path ", name(plan_.atomic),
+              ", lsa team of ", plan_.lsa_size[rank]);
 }
 
 CommunicatorState::~CommunicatorState() {
@@ -69,7 +71,8 @@ void CommunicatorState::watch() {
     }
   });
   bootstrap_->on_revoke([this](int by, const std::string& sentence) {
-    faults_->aborted(base::cat("by rank ", by, ": ", sentence.empty() ? "no reason given" : sentence));
+    faults_->aborted(
+        base::cat("by rank ", by, ": ", sentence.empty() ? "no reason given" : sentence));
   });
 }
 
@@ -91,7 +94,8 @@ void CommunicatorState::together(const char* what, const std::function<void()>& 
     if (all[r].empty()) continue;
     const auto code = static_cast<Code>(all[r][0]);
     const std::string sentence(reinterpret_cast<const char*>(all[r].data()) + 1, all[r].size() - 1);
-    throw Error(code, base::cat(what, " failed on rank ", r, ": ", sentence), "see that rank's error for the next step");
+    throw Error(code, base::cat(what, " failed on rank ", r, ": ", sentence),
+                "see that rank's error for the next step");
   }
 }
 
@@ -112,13 +116,14 @@ void CommunicatorState::same_on_all(const char* what, std::uint64_t value) {
     int other = first;
     while (masked_[other] || values[other] == values[first]) ++other;
     throw Error(Code::mismatch,
-                base::cat(what, " differs: rank ", first, " gave ", values[first], ", rank ", other, " gave ",
-                          values[other]),
+                base::cat(what, " differs: rank ", first, " gave ", values[first], ", rank ", other,
+                          " gave ", values[other]),
                 "every rank must make this call with the same value");
   }
 }
 
-std::shared_ptr<DeviceState> CommunicatorState::device_communicator(const Requirements& requirements) {
+std::shared_ptr<DeviceState> CommunicatorState::device_communicator(
+    const Requirements& requirements) {
   auto device = std::make_shared<DeviceState>(shared_from_this(), requirements);
   std::lock_guard lock(mutex_);
   devices_.push_back(device);
@@ -174,9 +179,10 @@ void CommunicatorState::synchronize() {
   if (!config_.place.on_gpu()) return;  // launch() on the CPU device has finished its kernel
   const auto context = cuda::Context::of(config_.place.device);
   const cuda::Current current(*context);
-  cuda::check(cuda::driver().stream_synchronize(static_cast<cuda::StreamHandle>(config_.place.stream)),
-              base::cat("waiting for the kernels of rank ", rank(), " on GPU ", config_.place.device),
-              "a kernel failed; run it under compute-sanitizer");
+  cuda::check(
+      cuda::driver().stream_synchronize(static_cast<cuda::StreamHandle>(config_.place.stream)),
+      base::cat("waiting for the kernels of rank ", rank(), " on GPU ", config_.place.device),
+      "a kernel failed; run it under compute-sanitizer");
 }
 
 void CommunicatorState::close() {

@@ -55,7 +55,8 @@ DeviceState::DeviceState(std::shared_ptr<CommunicatorState> comm, const Requirem
   h.connected = plan.connected();
   h.sharing = requirements.sharing;
   h.wait_ns = static_cast<std::uint64_t>(
-                  base::parameter_duration("MARROW_WAIT_TIMEOUT", comm->parameters()).count()) * 1000000;
+                  base::parameter_duration("MARROW_WAIT_TIMEOUT", comm->parameters()).count()) *
+              1000000;
   h.control = comm->control_device();
 
   std::vector<std::uint8_t> paths(comm->nranks());
@@ -82,12 +83,14 @@ DeviceState::~DeviceState() { release(); }
 
 /// Zeroed words that only our kernels touch.
 std::uint64_t* DeviceState::private_words(std::uint64_t count) {
-  return reinterpret_cast<std::uint64_t*>(arena_->allocate(std::max<std::uint64_t>(count, 1) * 8, Memory::device).device);
+  return reinterpret_cast<std::uint64_t*>(
+      arena_->allocate(std::max<std::uint64_t>(count, 1) * 8, Memory::device).device);
 }
 
 void DeviceState::make_sync_memory(CommunicatorState& comm) {
   const std::uint64_t bytes =
-      (static_cast<std::uint64_t>(handle_.signal_words) * 8 + 15) / 16 * 16 + static_cast<std::uint64_t>(handle_.packets) * 16;
+      (static_cast<std::uint64_t>(handle_.signal_words) * 8 + 15) / 16 * 16 +
+      static_cast<std::uint64_t>(handle_.packets) * 16;
   const std::vector<std::uint64_t> nobody(comm.nranks());
   for (int p = 0; p < kPaths; ++p) {
     const Path path = static_cast<Path>(p);
@@ -99,8 +102,10 @@ void DeviceState::make_sync_memory(CommunicatorState& comm) {
     // Who adds decides where the word is: SMs by NVLink: device memory. A CPU thread: host memory.
     const Memory kind = path == Path::lsa ? Memory::device : Memory::host;
     memory::Block block;
-    comm.together("allocating sync memory", [&] { block = arena_->allocate(std::max<std::uint64_t>(bytes, 16), kind); });
-    sync_[p] = std::make_unique<SymmetricBlock>(comm, *arena_, block, comm.next_symmetric_id(), bit(path), gda::Access::sync);
+    comm.together("allocating sync memory",
+                  [&] { block = arena_->allocate(std::max<std::uint64_t>(bytes, 16), kind); });
+    sync_[p] = std::make_unique<SymmetricBlock>(comm, *arena_, block, comm.next_symmetric_id(),
+                                                bit(path), gda::Access::sync);
     handle_.sync[p] = sync_[p]->handle();
     handle_.sync[p].atomic_path = path;
   }
@@ -121,11 +126,13 @@ void DeviceState::connect(CommunicatorState& comm) {
     const bool counting = handle_.counters > 0;
     if (counting) {
       comm.together("registering counters with the NIC", [&] {
-        gda_counters_ = comm.nic()->register_region(counters_[static_cast<int>(Path::gda)], gda::Access::sync);
+        gda_counters_ =
+            comm.nic()->register_region(counters_[static_cast<int>(Path::gda)], gda::Access::sync);
       });
     }
     try {
-      queues_ = comm.nic()->connect(comm.bootstrap(), *arena_, requirements_, counting ? &gda_counters_ : nullptr);
+      queues_ = comm.nic()->connect(comm.bootstrap(), *arena_, requirements_,
+                                    counting ? &gda_counters_ : nullptr);
     } catch (...) {
       comm.nic()->deregister(gda_counters_);
       throw;
@@ -133,7 +140,8 @@ void DeviceState::connect(CommunicatorState& comm) {
     handle_.gda = queues_->device();
   }
   if (comm.uses(Path::proxy)) {
-    proxy_device_ = comm.proxy()->create_device(*arena_, requirements_, counters_[static_cast<int>(Path::proxy)]);
+    proxy_device_ = comm.proxy()->create_device(*arena_, requirements_,
+                                                counters_[static_cast<int>(Path::proxy)]);
     handle_.proxy = proxy_device_->device();
   }
 }
@@ -148,8 +156,9 @@ void DeviceState::check() const {
   if (errors.empty()) return;
   const gda::QueueError& first = errors.front();
   throw Error(first.code,
-              errors.size() == 1 ? first.sentence
-                                 : base::cat(first.sentence, " (", errors.size(), " queues in error)"),
+              errors.size() == 1
+                  ? first.sentence
+                  : base::cat(first.sentence, " (", errors.size(), " queues in error)"),
               first.next_step);
 }
 

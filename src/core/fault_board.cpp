@@ -44,11 +44,14 @@ void FaultBoard::set_bits(std::uint64_t bits) {
 
 void FaultBoard::peer_failed(int peer, const std::string& sentence) {
   std::lock_guard lock(mutex_);
-  if (peer < 0 || peer >= static_cast<int>(failed_.size()) || failed_[peer] || masked_[peer]) return;
+  if (peer < 0 || peer >= static_cast<int>(failed_.size()) || failed_[peer] || masked_[peer])
+    return;
   failed_[peer] = true;
   if (!failure_) {
-    failure_.emplace(Code::peer_failed, base::cat("rank ", peer, " failed, seen by rank ", rank_, ": ", sentence),
-                     "call agree_failures() on every survivor to go on without it, or revoke() and end the job");
+    failure_.emplace(
+        Code::peer_failed,
+        base::cat("rank ", peer, " failed, seen by rank ", rank_, ": ", sentence),
+        "call agree_failures() on every survivor to go on without it, or revoke() and end the job");
   }
   MARROW_WARN(core, "rank ", peer, " failed: ", sentence);
   set_bits(kControlPeerFailed);
@@ -77,7 +80,8 @@ void FaultBoard::agreed(const std::vector<bool>& failed) {
     if (failed[r]) {
       masked_[r] = true;
       failed_[r] = false;
-      word(control_->failed[r / 64]).fetch_or(std::uint64_t{1} << (r % 64), std::memory_order_relaxed);
+      word(control_->failed[r / 64])
+          .fetch_or(std::uint64_t{1} << (r % 64), std::memory_order_relaxed);
     }
     open = open || failed_[r];
   }
@@ -96,12 +100,14 @@ void FaultBoard::throw_checked_report() const {
   for (std::uint64_t i = 0; i < kept; ++i) {
     CheckedReport& report = control_->report[i];
     // Meets the publish of `line` in detail::violation: the report's other words are whole.
-    const std::uint32_t line = std::atomic_ref<std::uint32_t>(report.line).load(std::memory_order_acquire);
+    const std::uint32_t line =
+        std::atomic_ref<std::uint32_t>(report.line).load(std::memory_order_acquire);
     if (line == 0) continue;
     throw Error(Code::invalid_argument,
-                base::cat(report.file, ":", line, ": ", report.operation, " on rank ", rank_, ": ", meaning(report.what),
-                          ": value ", static_cast<std::int64_t>(report.value), ", limit ", report.limit, " (block ",
-                          report.block, ", thread ", report.thread, "; ", count, " violations in all)"),
+                base::cat(report.file, ":", line, ": ", report.operation, " on rank ", rank_, ": ",
+                          meaning(report.what), ": value ", static_cast<std::int64_t>(report.value),
+                          ", limit ", report.limit, " (block ", report.block, ", thread ",
+                          report.thread, "; ", count, " violations in all)"),
                 "correct the call; the operation did nothing and returned Status::invalid");
   }
 }
@@ -111,17 +117,21 @@ void FaultBoard::throw_stream_failure(Status status) const {
                     : status == Status::peer_failed ? Code::peer_failed
                     : status == Status::aborted     ? Code::aborted
                                                     : Code::invalid_argument;
-  throw Error(code, base::cat("a put, signal or wait on the stream of rank ", rank_, " returned ", name(status)),
-              status == Status::timeout ? "see whether the peer signals at all; MARROW_WAIT_TIMEOUT bounds the wait"
-                                        : "check the peer, signal and window numbers of the call");
+  throw Error(
+      code,
+      base::cat("a put, signal or wait on the stream of rank ", rank_, " returned ", name(status)),
+      status == Status::timeout
+          ? "see whether the peer signals at all; MARROW_WAIT_TIMEOUT bounds the wait"
+          : "check the peer, signal and window numbers of the call");
 }
 
 void FaultBoard::throw_if_any() const {
   std::lock_guard lock(mutex_);
   if (const std::uint64_t seen = word(control_->foreign_abi).load(std::memory_order_relaxed)) {
     throw Error(Code::version,
-                base::cat("a kernel of rank ", rank_, " was built against ABI ", seen, ", this library has ABI ",
-                          kAbiVersion, " (or the handle it was given was not made by this library)"),
+                base::cat("a kernel of rank ", rank_, " was built against ABI ", seen,
+                          ", this library has ABI ", kAbiVersion,
+                          " (or the handle it was given was not made by this library)"),
                 "rebuild the kernel with this library's headers");
   }
   throw_checked_report();

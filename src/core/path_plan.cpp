@@ -14,7 +14,8 @@ Wish wish_of(const std::string& word, const std::string& whole) {
   if (word == "lsa") return Wish::lsa;
   if (word == "gda") return Wish::gda;
   if (word == "proxy") return Wish::proxy;
-  throw Error(Code::invalid_argument, base::cat("MARROW_PATH=", whole, ": '", word, "' is not a path"),
+  throw Error(Code::invalid_argument,
+              base::cat("MARROW_PATH=", whole, ": '", word, "' is not a path"),
               "use auto, lsa, gda or proxy, or one of them per rank, separated by commas");
 }
 
@@ -36,9 +37,10 @@ std::vector<Wish> parse_wishes(const std::string& text, int nranks) {
   for (const std::string& word : words) wishes.push_back(wish_of(word, text));
   if (wishes.size() == 1) wishes.resize(nranks, wishes[0]);
   if (static_cast<int>(wishes.size()) != nranks) {
-    throw Error(Code::invalid_argument,
-                base::cat("MARROW_PATH=", text, " has ", wishes.size(), " entries for ", nranks, " ranks"),
-                "give one path for all peers or exactly one per rank");
+    throw Error(
+        Code::invalid_argument,
+        base::cat("MARROW_PATH=", text, " has ", wishes.size(), " entries for ", nranks, " ranks"),
+        "give one path for all peers or exactly one per rank");
   }
   return wishes;
 }
@@ -53,14 +55,16 @@ std::uint8_t PathPlan::connected() const {
   return static_cast<std::uint8_t>(used | 1u << static_cast<int>(atomic));
 }
 
-void plan_teams(const std::vector<RankFacts>& facts, const std::vector<std::vector<bool>>& reach, PathPlan& plan) {
+void plan_teams(const std::vector<RankFacts>& facts, const std::vector<std::vector<bool>>& reach,
+                PathPlan& plan) {
   const int n = static_cast<int>(facts.size());
   plan.lsa_first.assign(n, 0);
   plan.lsa_size.assign(n, 0);
   for (int first = 0; first < n;) {
     int end = first + 1;
     const auto joins = [&](int r) {
-      if (facts[r].host != facts[first].host || facts[r].on_gpu != facts[first].on_gpu) return false;
+      if (facts[r].host != facts[first].host || facts[r].on_gpu != facts[first].on_gpu)
+        return false;
       if (facts[first].lsa_limit > 0 && r - first >= facts[first].lsa_limit) return false;
       for (int m = first; m < r && !reach.empty(); ++m) {
         if (!reach[m][r] || !reach[r][m]) return false;
@@ -76,7 +80,8 @@ void plan_teams(const std::vector<RankFacts>& facts, const std::vector<std::vect
   }
 }
 
-PathPlan plan_paths(const std::vector<RankFacts>& facts, const std::vector<std::vector<Wish>>& wishes,
+PathPlan plan_paths(const std::vector<RankFacts>& facts,
+                    const std::vector<std::vector<Wish>>& wishes,
                     const std::vector<std::vector<bool>>& reach) {
   const int n = static_cast<int>(facts.size());
   PathPlan plan;
@@ -94,11 +99,12 @@ PathPlan plan_paths(const std::vector<RankFacts>& facts, const std::vector<std::
       if (wish == Wish::gda) path = Path::gda, met = gda;
       if (wish == Wish::proxy) path = Path::proxy, met = proxy;
       if (!met) {
-        throw Error(Code::unsupported,
-                    base::cat("rank ", from, " cannot reach rank ", to, " by ",
-                              wish == Wish::automatic ? "any path" : name(path),
-                              wish == Wish::lsa ? ": they are not in one load/store team" : ""),
-                    "see `marrow info` for each pair; MARROW_PATH=auto takes the best one there is");
+        throw Error(
+            Code::unsupported,
+            base::cat("rank ", from, " cannot reach rank ", to, " by ",
+                      wish == Wish::automatic ? "any path" : name(path),
+                      wish == Wish::lsa ? ": they are not in one load/store team" : ""),
+            "see `marrow info` for each pair; MARROW_PATH=auto takes the best one there is");
       }
       plan.path[from][to] = path;
       plan.used |= static_cast<std::uint8_t>(1u << static_cast<int>(path));
@@ -120,9 +126,11 @@ std::vector<std::string> rejections(const PathPlan& plan, const std::vector<Rank
     } else if (facts[from].host != facts[to].host) {
       reasons.push_back("lsa: the ranks are on different hosts");
     } else if (facts[from].lsa_limit > 0) {
-      reasons.push_back(base::cat("lsa: MARROW_LSA_SIZE=", facts[from].lsa_limit, " puts them in different teams"));
+      reasons.push_back(base::cat("lsa: MARROW_LSA_SIZE=", facts[from].lsa_limit,
+                                  " puts them in different teams"));
     } else {
-      reasons.push_back("lsa: no load/store between these GPUs (peer access or shared memory is missing)");
+      reasons.push_back(
+          "lsa: no load/store between these GPUs (peer access or shared memory is missing)");
     }
   }
   if (path == Path::proxy) {

@@ -13,7 +13,7 @@ namespace marrow::core {
 
 /// What a rank tells the others about itself. Trivially copyable.
 struct RankFacts {
-  std::uint64_t host = 0;         ///< equal on ranks of one host
+  std::uint64_t host = 0;  ///< equal on ranks of one host
   std::uint8_t on_gpu = 0;
   std::int32_t device = 0;
   std::int64_t lsa_limit = 0;     ///< MARROW_LSA_SIZE; 0: no limit
@@ -39,18 +39,20 @@ struct PathPlan {
   std::vector<int> lsa_first;           ///< [rank] first member of its lsa team
   std::vector<int> lsa_size;            ///< [rank]
 
-  std::uint8_t feeds(int rank) const;      ///< bit p: somebody reaches rank by p
-  std::uint8_t connected() const;          ///< bit p: path p is set up between all ranks
+  std::uint8_t feeds(int rank) const;  ///< bit p: somebody reaches rank by p
+  std::uint8_t connected() const;      ///< bit p: path p is set up between all ranks
   bool same_team(int a, int b) const { return lsa_first[a] == lsa_first[b]; }
 };
 
 /// Lsa teams alone: consecutive ranks of one host and kind of place, at most lsa_limit each.
 /// @param reach  reach[a][b]: false when a cannot load/store b's memory whatever the host says; may be empty
-void plan_teams(const std::vector<RankFacts>& facts, const std::vector<std::vector<bool>>& reach, PathPlan& plan);
+void plan_teams(const std::vector<RankFacts>& facts, const std::vector<std::vector<bool>>& reach,
+                PathPlan& plan);
 
 /// @param wishes  [from][to]
 /// @throws Error(unsupported) when a wish cannot be met, naming the pair and why
-PathPlan plan_paths(const std::vector<RankFacts>& facts, const std::vector<std::vector<Wish>>& wishes,
+PathPlan plan_paths(const std::vector<RankFacts>& facts,
+                    const std::vector<std::vector<Wish>>& wishes,
                     const std::vector<std::vector<bool>>& reach);
 
 /// Why `from` does not reach `to` by a better path than it takes; one sentence a path.

@@ -18,15 +18,16 @@ struct BlockRecord {
 
 }  // namespace
 
-std::vector<memory::Block> CommunicatorState::share(memory::Arena& arena, const memory::Block& mine) {
+std::vector<memory::Block> CommunicatorState::share(memory::Arena& arena,
+                                                    const memory::Block& mine) {
   BlockRecord record;
   record.device = reinterpret_cast<std::uint64_t>(mine.device);
   record.host = reinterpret_cast<std::uint64_t>(mine.host);
   record.place = place();
   together("exporting memory to peers", [&] { record.exported = arena.export_record(mine); });
   const std::vector<BlockRecord> records = allgather(record);
-  const std::vector<std::vector<base::Fd>> fds =
-      bootstrap_->exchange_fds(mine.fd >= 0 ? std::span<const int>(&mine.fd, 1) : std::span<const int>());
+  const std::vector<std::vector<base::Fd>> fds = bootstrap_->exchange_fds(
+      mine.fd >= 0 ? std::span<const int>(&mine.fd, 1) : std::span<const int>());
 
   std::vector<memory::Block> blocks(nranks());
   const auto map_all = [&] {
@@ -47,8 +48,10 @@ std::vector<memory::Block> CommunicatorState::share(memory::Arena& arena, const 
       } else {
         throw Error(Code::unsupported,
                     base::cat("rank ", r, "'s memory of ", other.exported.bytes,
-                              " bytes has no descriptor that rank ", rank(), " in another process could map"),
-                    "use Communicator::allocate, or register memory that is a shared memfd mapping (CPU) or CUDA VMM "
+                              " bytes has no descriptor that rank ", rank(),
+                              " in another process could map"),
+                    "use Communicator::allocate, or register memory that is a shared memfd mapping "
+                    "(CPU) or CUDA VMM "
                     "memory with a POSIX descriptor (GPU)");
       }
     }

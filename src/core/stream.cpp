@@ -7,8 +7,9 @@
 namespace marrow::core {
 namespace {
 
-void put(const Place& place, const DeviceCommunicator& comm, int peer, const WindowHandle& window, std::uint64_t offset,
-         const LocalBufferHandle& source, std::uint64_t source_offset, std::uint64_t bytes) {
+void put(const Place& place, const DeviceCommunicator& comm, int peer, const WindowHandle& window,
+         std::uint64_t offset, const LocalBufferHandle& source, std::uint64_t source_offset,
+         std::uint64_t bytes) {
   launch(place, 1, 1, 0, put_kernel, comm, peer, window, offset, source, source_offset, bytes);
 }
 void signal(const Place& place, const DeviceCommunicator& comm, int peer, int id, std::uint64_t n) {
@@ -26,7 +27,8 @@ const StreamOperations& stream_operations(const Place& place) {
 #if MARROW_WITH_CUDA
   return gpu_stream_operations();
 #else
-  throw Error(Code::unsupported, "put, signal or wait on a GPU stream: this library was built without nvcc",
+  throw Error(Code::unsupported,
+              "put, signal or wait on a GPU stream: this library was built without nvcc",
               "build it with MARROW_CUDA=ON, or call Gin from a kernel of yours on that stream");
 #endif
 }

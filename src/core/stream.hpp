@@ -10,9 +10,11 @@ namespace marrow::core {
 
 /// One executor's launches. The CPU device runs them at once, in the caller.
 struct StreamOperations {
-  void (*put)(const Place& place, const DeviceCommunicator& comm, int peer, const WindowHandle& window,
-              std::uint64_t offset, const LocalBufferHandle& source, std::uint64_t source_offset, std::uint64_t bytes);
-  void (*signal)(const Place& place, const DeviceCommunicator& comm, int peer, int id, std::uint64_t n);
+  void (*put)(const Place& place, const DeviceCommunicator& comm, int peer,
+              const WindowHandle& window, std::uint64_t offset, const LocalBufferHandle& source,
+              std::uint64_t source_offset, std::uint64_t bytes);
+  void (*signal)(const Place& place, const DeviceCommunicator& comm, int peer, int id,
+                 std::uint64_t n);
   void (*wait)(const Place& place, const DeviceCommunicator& comm, int id, std::uint64_t at_least);
 };
 

@@ -5,8 +5,9 @@
 namespace marrow::core {
 namespace {
 
-void put(const Place& place, const DeviceCommunicator& comm, int peer, const WindowHandle& window, std::uint64_t offset,
-         const LocalBufferHandle& source, std::uint64_t source_offset, std::uint64_t bytes) {
+void put(const Place& place, const DeviceCommunicator& comm, int peer, const WindowHandle& window,
+         std::uint64_t offset, const LocalBufferHandle& source, std::uint64_t source_offset,
+         std::uint64_t bytes) {
   launch(place, 1, 1024, 0, put_kernel, comm, peer, window, offset, source, source_offset, bytes);
 }
 void signal(const Place& place, const DeviceCommunicator& comm, int peer, int id, std::uint64_t n) {

@@ -14,11 +14,13 @@ inline namespace cpu_device {
 
 MARROW_DEVICE void report(const DeviceCommunicator& comm, Status status) {
   if (status == Status::ok || thread_index() != 0) return;
-  fetch_max_relaxed<Scope::system>(&comm.control->stream_status, static_cast<std::uint64_t>(status));
+  fetch_max_relaxed<Scope::system>(&comm.control->stream_status,
+                                   static_cast<std::uint64_t>(status));
 }
 
-MARROW_KERNEL put_kernel(DeviceCommunicator comm, int peer, WindowHandle window, std::uint64_t offset,
-                         LocalBufferHandle source, std::uint64_t source_offset, std::uint64_t bytes) {
+MARROW_KERNEL put_kernel(DeviceCommunicator comm, int peer, WindowHandle window,
+                         std::uint64_t offset, LocalBufferHandle source,
+                         std::uint64_t source_offset, std::uint64_t bytes) {
   const Gin<> gin(comm, 0);
   report(comm, gin.put(peer, window, offset, source, source_offset, bytes, Block{}));
 }

@@ -5,8 +5,9 @@
 
 namespace marrow::core {
 
-SymmetricBlock::SymmetricBlock(CommunicatorState& comm, memory::Arena& arena, const memory::Block& block,
-                               std::uint32_t id, PathBits paths, gda::Access access)
+SymmetricBlock::SymmetricBlock(CommunicatorState& comm, memory::Arena& arena,
+                               const memory::Block& block, std::uint32_t id, PathBits paths,
+                               gda::Access access)
     : comm_(comm), arena_(arena), block_(block), paths_(paths), peers_(comm.nranks()) {
   handle_.abi = kAbiVersion;
   handle_.id = id;
@@ -17,7 +18,9 @@ SymmetricBlock::SymmetricBlock(CommunicatorState& comm, memory::Arena& arena, co
   try {
     if (paths_ & bit(Path::lsa)) map_peers();
     // Kernels load the peer's entry before they know its path: the table is always there.
-    if (!handle_.lsa) handle_.lsa = arena_.upload(std::span<const std::uint64_t>(std::vector<std::uint64_t>(peers_.size())));
+    if (!handle_.lsa)
+      handle_.lsa =
+          arena_.upload(std::span<const std::uint64_t>(std::vector<std::uint64_t>(peers_.size())));
     if (paths_ & bit(Path::gda)) register_gda(access);
     if (paths_ & bit(Path::proxy)) register_proxy();
   } catch (...) {
@@ -34,7 +37,8 @@ void SymmetricBlock::release() {
   if (comm_.nic()) comm_.nic()->deregister(gda_);
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     // Mappings are ours to release; aliases and our own block are not (release ignores them).
-    if (r != comm_.rank() && peers_[r].device && !comm_.bootstrap().same_process(r)) arena_.release(peers_[r]);
+    if (r != comm_.rank() && peers_[r].device && !comm_.bootstrap().same_process(r))
+      arena_.release(peers_[r]);
   }
   peers_.clear();
 }
@@ -42,9 +46,11 @@ void SymmetricBlock::release() {
 void SymmetricBlock::map_peers() {
   peers_ = comm_.share(arena_, block_);
   std::vector<std::uint64_t> addresses(peers_.size());
-  for (std::size_t r = 0; r < peers_.size(); ++r) addresses[r] = reinterpret_cast<std::uint64_t>(peers_[r].device);
+  for (std::size_t r = 0; r < peers_.size(); ++r)
+    addresses[r] = reinterpret_cast<std::uint64_t>(peers_[r].device);
   const auto first = static_cast<std::size_t>(comm_.plan().lsa_first[comm_.rank()]);
-  for (std::size_t i = 0; i < kNear && first + i < addresses.size(); ++i) handle_.near[i] = addresses[first + i];
+  for (std::size_t i = 0; i < kNear && first + i < addresses.size(); ++i)
+    handle_.near[i] = addresses[first + i];
   handle_.lsa = arena_.upload(std::span<const std::uint64_t>(addresses));
 }
 
@@ -53,9 +59,10 @@ void SymmetricBlock::register_gda(gda::Access access) {
     std::string why;
     if (!comm_.nic()->can_use(block_.kind, &why)) {
       throw Error(Code::unsupported,
-                  base::cat("a window of ", block_.kind == Memory::host ? "host" : "device", " memory on the gda path of rank ",
-                            comm_.rank(), ": ", why),
-                  "use Memory::host for windows of this communicator, or MARROW_PATH=lsa|proxy; `marrow info` shows each pair");
+                  base::cat("a window of ", block_.kind == Memory::host ? "host" : "device",
+                            " memory on the gda path of rank ", comm_.rank(), ": ", why),
+                  "use Memory::host for windows of this communicator, or MARROW_PATH=lsa|proxy; "
+                  "`marrow info` shows each pair");
     }
     gda_ = comm_.nic()->register_region(block_, access);
   });
@@ -81,8 +88,10 @@ void SymmetricBlock::register_proxy() {
   comm_.together("checking memory for the proxy path", [&] {
     const std::string why = comm_.proxy()->refuses(block_, true);
     if (!why.empty()) {
-      throw Error(Code::unsupported, base::cat("a window on the proxy path of rank ", comm_.rank(), ": ", why),
-                  "use Memory::host for windows of this communicator, or MARROW_PATH=lsa; `marrow info` shows each pair");
+      throw Error(Code::unsupported,
+                  base::cat("a window on the proxy path of rank ", comm_.rank(), ": ", why),
+                  "use Memory::host for windows of this communicator, or MARROW_PATH=lsa; `marrow "
+                  "info` shows each pair");
     }
   });
   comm_.proxy()->register_window(handle_.id, block_);

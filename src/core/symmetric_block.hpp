@@ -18,8 +18,8 @@ class SymmetricBlock {
  public:
   /// Collective. The block stays the caller's; the arena keeps tables and mappings.
   /// @param id  the same on every rank; what proxy descriptors carry
-  SymmetricBlock(CommunicatorState& comm, memory::Arena& arena, const memory::Block& block, std::uint32_t id,
-                 PathBits paths, gda::Access access);
+  SymmetricBlock(CommunicatorState& comm, memory::Arena& arena, const memory::Block& block,
+                 std::uint32_t id, PathBits paths, gda::Access access);
   /// Local: deregisters and unmaps. Nobody may use the block any more.
   ~SymmetricBlock();
   SymmetricBlock(const SymmetricBlock&) = delete;

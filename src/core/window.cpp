@@ -5,13 +5,14 @@
 
 namespace marrow::core {
 
-WindowState::WindowState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block, bool owned)
+WindowState::WindowState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block,
+                         bool owned)
     : comm_(comm), block_(block), owned_(owned) {
   try {
     // Load/store pointers are made for the whole team whatever the paths are: Lsa::pointer needs them.
-    symmetric_ = std::make_unique<SymmetricBlock>(*comm, comm->arena(), block_, comm->next_symmetric_id(),
-                                                  static_cast<PathBits>(comm->plan().connected() | bit(Path::lsa)),
-                                                  gda::Access::data);
+    symmetric_ = std::make_unique<SymmetricBlock>(
+        *comm, comm->arena(), block_, comm->next_symmetric_id(),
+        static_cast<PathBits>(comm->plan().connected() | bit(Path::lsa)), gda::Access::data);
   } catch (...) {
     give_back(*comm);
     throw;
@@ -43,7 +44,8 @@ void WindowState::release() {
 
 const SymmetricBlock& WindowState::symmetric() const {
   if (!symmetric_) {
-    throw Error(Code::invalid_argument, "the window is closed", "keep the Window and its Communicator open while kernels use it");
+    throw Error(Code::invalid_argument, "the window is closed",
+                "keep the Window and its Communicator open while kernels use it");
   }
   return *symmetric_;
 }
@@ -63,14 +65,16 @@ std::shared_ptr<WindowState> CommunicatorState::allocate(std::uint64_t bytes, Me
   same_on_all("window size in bytes", bytes);
   same_on_all("window memory kind (0 device, 1 host)", static_cast<std::uint64_t>(kind));
   if (bytes == 0 || bytes > std::uint64_t{1} << 46) {
-    throw Error(Code::invalid_argument, base::cat("a window of ", bytes, " bytes"), "ask for 1 to 2^46 bytes");
+    throw Error(Code::invalid_argument, base::cat("a window of ", bytes, " bytes"),
+                "ask for 1 to 2^46 bytes");
   }
   memory::Block block;
   together("allocating a window", [&] { block = arena_->allocate(bytes, kind); });
   return keep(std::make_shared<WindowState>(shared_from_this(), block, true));
 }
 
-std::shared_ptr<WindowState> CommunicatorState::register_window(void* pointer, std::uint64_t bytes) {
+std::shared_ptr<WindowState> CommunicatorState::register_window(void* pointer,
+                                                                std::uint64_t bytes) {
   same_on_all("window size in bytes", bytes);
   memory::Block block;
   together("registering a window", [&] {
@@ -83,8 +87,8 @@ std::shared_ptr<WindowState> CommunicatorState::register_window(void* pointer, s
   return keep(std::make_shared<WindowState>(shared_from_this(), block, false));
 }
 
-LocalBufferState::LocalBufferState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block,
-                                   std::uint32_t id)
+LocalBufferState::LocalBufferState(std::shared_ptr<CommunicatorState> comm,
+                                   const memory::Block& block, std::uint32_t id)
     : comm_(std::move(comm)), block_(block) {
   handle_.abi = kAbiVersion;
   handle_.id = id;
@@ -123,12 +127,14 @@ std::uint32_t CommunicatorState::next_local_id() {
   return next_local_++;
 }
 
-std::shared_ptr<LocalBufferState> CommunicatorState::register_local(void* pointer, std::uint64_t bytes) {
+std::shared_ptr<LocalBufferState> CommunicatorState::register_local(void* pointer,
+                                                                    std::uint64_t bytes) {
   if (!pointer || bytes == 0) {
     throw Error(Code::invalid_argument, base::cat("register_local(", pointer, ", ", bytes, ")"),
                 "give memory of at least one byte");
   }
-  return std::make_shared<LocalBufferState>(shared_from_this(), arena_->adopt(pointer, bytes), next_local_id());
+  return std::make_shared<LocalBufferState>(shared_from_this(), arena_->adopt(pointer, bytes),
+                                            next_local_id());
 }
 
 }  // namespace marrow::core

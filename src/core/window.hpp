@@ -31,7 +31,8 @@ class WindowState {
 
 class LocalBufferState {
  public:
-  LocalBufferState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block, std::uint32_t id);
+  LocalBufferState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block,
+                   std::uint32_t id);
   ~LocalBufferState();
   LocalBufferState(const LocalBufferState&) = delete;
   LocalBufferState& operator=(const LocalBufferState&) = delete;

@@ -13,7 +13,7 @@ namespace {
 
 struct Loaded {
   Driver table;
-  std::string missing;    // empty: usable
+  std::string missing;  // empty: usable
   std::string next_step;
   int devices = 0;
 };
@@ -26,7 +26,9 @@ const Loaded& loaded() {
     if (library == nullptr) {
       const char* why = ::dlerror();
       out.missing = base::cat("no CUDA driver: ", why ? why : "libcuda.so.1 did not load", ".");
-      out.next_step = "install NVIDIA's driver (in a container: start it with GPU access), or use the CPU device";
+      out.next_step =
+          "install NVIDIA's driver (in a container: start it with GPU access), or use the CPU "
+          "device";
       return out;
     }
 #define MARROW_CUDA_FIND(member, symbol, arguments)                                          \
@@ -47,8 +49,8 @@ const Loaded& loaded() {
     }
     int version = 0;
     if (out.table.driver_version(&version) == Result::success && version < 12040) {
-      out.missing = base::cat("the CUDA driver is for CUDA ", version / 1000, ".", version % 1000 / 10,
-                              ", Marrow needs 12.4.");
+      out.missing = base::cat("the CUDA driver is for CUDA ", version / 1000, ".",
+                              version % 1000 / 10, ", Marrow needs 12.4.");
       out.next_step = "install a newer driver";
       return out;
     }
@@ -106,9 +108,11 @@ std::string text(Result result) {
 void check(Result result, const std::string& what, const std::string& next_step) {
   if (result == Result::success) return;
   const bool memory = result == Result::out_of_memory;
-  throw Error(memory ? Code::out_of_memory : Code::cuda, base::cat(what, " failed: ", text(result), "."),
-              next_step.empty() && memory ? "free GPU memory or ask for less (nvidia-smi shows who holds it)"
-                                          : next_step);
+  throw Error(memory ? Code::out_of_memory : Code::cuda,
+              base::cat(what, " failed: ", text(result), "."),
+              next_step.empty() && memory
+                  ? "free GPU memory or ask for less (nvidia-smi shows who holds it)"
+                  : next_step);
 }
 
 void check_quietly(Result result, const char* what) noexcept {
@@ -124,20 +128,25 @@ int device_count() { return available() ? loaded().devices : 0; }
 std::shared_ptr<Context> Context::of(int device) {
   const Driver& cu = driver();
   if (device < 0 || device >= loaded().devices) {
-    throw Error(Code::invalid_argument,
-                base::cat("GPU ", device, " does not exist: this process sees ", loaded().devices, "."),
-                "choose a smaller device number or change CUDA_VISIBLE_DEVICES");
+    throw Error(
+        Code::invalid_argument,
+        base::cat("GPU ", device, " does not exist: this process sees ", loaded().devices, "."),
+        "choose a smaller device number or change CUDA_VISIBLE_DEVICES");
   }
   ContextHandle handle = nullptr;
-  check(cu.context_retain(&handle, device), base::cat("retaining the primary context of GPU ", device),
+  check(cu.context_retain(&handle, device),
+        base::cat("retaining the primary context of GPU ", device),
         "look at nvidia-smi: another process may hold the GPU in exclusive mode");
   return std::shared_ptr<Context>(new Context(device, handle));
 }
 
-Context::~Context() { check_quietly(driver().context_release(device_), "releasing a primary context"); }
+Context::~Context() {
+  check_quietly(driver().context_release(device_), "releasing a primary context");
+}
 
 Current::Current(const Context& context) {
-  check(driver().context_push(context.handle()), base::cat("making GPU ", context.device(), " current"));
+  check(driver().context_push(context.handle()),
+        base::cat("making GPU ", context.device(), " current"));
 }
 
 Current::~Current() {
@@ -147,7 +156,8 @@ Current::~Current() {
 
 Stream::Stream(std::shared_ptr<Context> context) : context_(std::move(context)) {
   const Current current(*context_);
-  check(driver().stream_create(&handle_, kStreamNonBlocking), base::cat("creating a stream on GPU ", context_->device()));
+  check(driver().stream_create(&handle_, kStreamNonBlocking),
+        base::cat("creating a stream on GPU ", context_->device()));
 }
 
 Stream::~Stream() {
@@ -160,13 +170,15 @@ Stream::~Stream() {
 
 void Stream::synchronize() const {
   const Current current(*context_);
-  check(driver().stream_synchronize(handle_), base::cat("work on a stream of GPU ", context_->device()),
+  check(driver().stream_synchronize(handle_),
+        base::cat("work on a stream of GPU ", context_->device()),
         "an earlier kernel may have failed: run with compute-sanitizer");
 }
 
 Event::Event(std::shared_ptr<Context> context) : context_(std::move(context)) {
   const Current current(*context_);
-  check(driver().event_create(&handle_, kEventDisableTiming), base::cat("creating an event on GPU ", context_->device()));
+  check(driver().event_create(&handle_, kEventDisableTiming),
+        base::cat("creating an event on GPU ", context_->device()));
 }
 
 Event::Event(Event&& other) noexcept
@@ -183,7 +195,8 @@ Event::~Event() {
 
 void Event::record(const Stream& stream) {
   const Current current(*context_);
-  check(driver().event_record(handle_, stream.handle()), base::cat("recording an event on GPU ", context_->device()));
+  check(driver().event_record(handle_, stream.handle()),
+        base::cat("recording an event on GPU ", context_->device()));
 }
 
 bool Event::done() const {

@@ -113,70 +113,70 @@ inline constexpr int kMemoryTypeHost = 1;
 inline constexpr int kMemoryTypeDevice = 2;
 
 /// X(member, exported symbol, arguments). The symbols are the current versions (_v2 where it is).
-#define MARROW_CUDA_DRIVER_FUNCTIONS(X)                                                           \
-  X(init, "cuInit", (unsigned))                                                                   \
-  X(driver_version, "cuDriverGetVersion", (int*))                                                 \
-  X(error_name, "cuGetErrorName", (Result, const char**))                                         \
-  X(error_string, "cuGetErrorString", (Result, const char**))                                     \
-  X(device_count, "cuDeviceGetCount", (int*))                                                     \
-  X(device_get, "cuDeviceGet", (Device*, int))                                                    \
-  X(device_name, "cuDeviceGetName", (char*, int, Device))                                         \
-  X(device_uuid, "cuDeviceGetUuid_v2", (Uuid*, Device))                                           \
-  X(device_pci_bus_id, "cuDeviceGetPCIBusId", (char*, int, Device))                               \
-  X(device_attribute, "cuDeviceGetAttribute", (int*, DeviceAttribute, Device))                    \
-  X(device_total_memory, "cuDeviceTotalMem_v2", (std::size_t*, Device))                           \
-  X(device_can_access_peer, "cuDeviceCanAccessPeer", (int*, Device, Device))                      \
-  X(device_p2p_attribute, "cuDeviceGetP2PAttribute", (int*, P2PAttribute, Device, Device))        \
-  X(context_retain, "cuDevicePrimaryCtxRetain", (ContextHandle*, Device))                         \
-  X(context_release, "cuDevicePrimaryCtxRelease_v2", (Device))                                    \
-  X(context_push, "cuCtxPushCurrent_v2", (ContextHandle))                                         \
-  X(context_pop, "cuCtxPopCurrent_v2", (ContextHandle*))                                          \
-  X(context_enable_peer, "cuCtxEnablePeerAccess", (ContextHandle, unsigned))                      \
-  X(memory_create, "cuMemCreate",                                                                 \
-    (AllocationHandle*, std::size_t, const AllocationProperties*, unsigned long long))            \
-  X(memory_release, "cuMemRelease", (AllocationHandle))                                           \
-  X(memory_reserve, "cuMemAddressReserve",                                                        \
-    (DevicePointer*, std::size_t, std::size_t, DevicePointer, unsigned long long))                \
-  X(memory_unreserve, "cuMemAddressFree", (DevicePointer, std::size_t))                           \
-  X(memory_map, "cuMemMap",                                                                       \
-    (DevicePointer, std::size_t, std::size_t, AllocationHandle, unsigned long long))              \
-  X(memory_unmap, "cuMemUnmap", (DevicePointer, std::size_t))                                     \
-  X(memory_set_access, "cuMemSetAccess",                                                          \
-    (DevicePointer, std::size_t, const AccessDescriptor*, std::size_t))                           \
+#define MARROW_CUDA_DRIVER_FUNCTIONS(X)                                                            \
+  X(init, "cuInit", (unsigned))                                                                    \
+  X(driver_version, "cuDriverGetVersion", (int*))                                                  \
+  X(error_name, "cuGetErrorName", (Result, const char**))                                          \
+  X(error_string, "cuGetErrorString", (Result, const char**))                                      \
+  X(device_count, "cuDeviceGetCount", (int*))                                                      \
+  X(device_get, "cuDeviceGet", (Device*, int))                                                     \
+  X(device_name, "cuDeviceGetName", (char*, int, Device))                                          \
+  X(device_uuid, "cuDeviceGetUuid_v2", (Uuid*, Device))                                            \
+  X(device_pci_bus_id, "cuDeviceGetPCIBusId", (char*, int, Device))                                \
+  X(device_attribute, "cuDeviceGetAttribute", (int*, DeviceAttribute, Device))                     \
+  X(device_total_memory, "cuDeviceTotalMem_v2", (std::size_t*, Device))                            \
+  X(device_can_access_peer, "cuDeviceCanAccessPeer", (int*, Device, Device))                       \
+  X(device_p2p_attribute, "cuDeviceGetP2PAttribute", (int*, P2PAttribute, Device, Device))         \
+  X(context_retain, "cuDevicePrimaryCtxRetain", (ContextHandle*, Device))                          \
+  X(context_release, "cuDevicePrimaryCtxRelease_v2", (Device))                                     \
+  X(context_push, "cuCtxPushCurrent_v2", (ContextHandle))                                          \
+  X(context_pop, "cuCtxPopCurrent_v2", (ContextHandle*))                                           \
+  X(context_enable_peer, "cuCtxEnablePeerAccess", (ContextHandle, unsigned))                       \
+  X(memory_create, "cuMemCreate",                                                                  \
+    (AllocationHandle*, std::size_t, const AllocationProperties*, unsigned long long))             \
+  X(memory_release, "cuMemRelease", (AllocationHandle))                                            \
+  X(memory_reserve, "cuMemAddressReserve",                                                         \
+    (DevicePointer*, std::size_t, std::size_t, DevicePointer, unsigned long long))                 \
+  X(memory_unreserve, "cuMemAddressFree", (DevicePointer, std::size_t))                            \
+  X(memory_map, "cuMemMap",                                                                        \
+    (DevicePointer, std::size_t, std::size_t, AllocationHandle, unsigned long long))               \
+  X(memory_unmap, "cuMemUnmap", (DevicePointer, std::size_t))                                      \
+  X(memory_set_access, "cuMemSetAccess",                                                           \
+    (DevicePointer, std::size_t, const AccessDescriptor*, std::size_t))                            \
   X(memory_get_access, "cuMemGetAccess", (unsigned long long*, const Location*, DevicePointer))    \
-  X(memory_export, "cuMemExportToShareableHandle",                                                \
-    (void*, AllocationHandle, int, unsigned long long))                                           \
-  X(memory_import, "cuMemImportFromShareableHandle", (AllocationHandle*, void*, int))             \
-  X(memory_granularity, "cuMemGetAllocationGranularity",                                          \
-    (std::size_t*, const AllocationProperties*, int))                                             \
-  X(memory_retain, "cuMemRetainAllocationHandle", (AllocationHandle*, void*))                     \
-  X(memory_range, "cuMemGetAddressRange_v2", (DevicePointer*, std::size_t*, DevicePointer))       \
-  X(pointer_attribute, "cuPointerGetAttribute", (void*, PointerAttribute, DevicePointer))         \
-  X(ipc_get, "cuIpcGetMemHandle", (IpcHandle*, DevicePointer))                                    \
-  X(ipc_open, "cuIpcOpenMemHandle_v2", (DevicePointer*, IpcHandle, unsigned))                     \
-  X(ipc_close, "cuIpcCloseMemHandle", (DevicePointer))                                            \
-  X(host_register, "cuMemHostRegister_v2", (void*, std::size_t, unsigned))                        \
-  X(host_unregister, "cuMemHostUnregister", (void*))                                              \
-  X(host_device_pointer, "cuMemHostGetDevicePointer_v2", (DevicePointer*, void*, unsigned))       \
+  X(memory_export, "cuMemExportToShareableHandle",                                                 \
+    (void*, AllocationHandle, int, unsigned long long))                                            \
+  X(memory_import, "cuMemImportFromShareableHandle", (AllocationHandle*, void*, int))              \
+  X(memory_granularity, "cuMemGetAllocationGranularity",                                           \
+    (std::size_t*, const AllocationProperties*, int))                                              \
+  X(memory_retain, "cuMemRetainAllocationHandle", (AllocationHandle*, void*))                      \
+  X(memory_range, "cuMemGetAddressRange_v2", (DevicePointer*, std::size_t*, DevicePointer))        \
+  X(pointer_attribute, "cuPointerGetAttribute", (void*, PointerAttribute, DevicePointer))          \
+  X(ipc_get, "cuIpcGetMemHandle", (IpcHandle*, DevicePointer))                                     \
+  X(ipc_open, "cuIpcOpenMemHandle_v2", (DevicePointer*, IpcHandle, unsigned))                      \
+  X(ipc_close, "cuIpcCloseMemHandle", (DevicePointer))                                             \
+  X(host_register, "cuMemHostRegister_v2", (void*, std::size_t, unsigned))                         \
+  X(host_unregister, "cuMemHostUnregister", (void*))                                               \
+  X(host_device_pointer, "cuMemHostGetDevicePointer_v2", (DevicePointer*, void*, unsigned))        \
   X(memset_d8_async, "cuMemsetD8Async", (DevicePointer, unsigned char, std::size_t, StreamHandle)) \
-  X(copy_async, "cuMemcpyAsync", (DevicePointer, DevicePointer, std::size_t, StreamHandle))       \
-  X(stream_create, "cuStreamCreate", (StreamHandle*, unsigned))                                   \
-  X(stream_destroy, "cuStreamDestroy_v2", (StreamHandle))                                         \
-  X(stream_synchronize, "cuStreamSynchronize", (StreamHandle))                                    \
-  X(stream_query, "cuStreamQuery", (StreamHandle))                                                \
-  X(event_create, "cuEventCreate", (EventHandle*, unsigned))                                      \
-  X(event_destroy, "cuEventDestroy_v2", (EventHandle))                                            \
-  X(event_record, "cuEventRecord", (EventHandle, StreamHandle))                                   \
+  X(copy_async, "cuMemcpyAsync", (DevicePointer, DevicePointer, std::size_t, StreamHandle))        \
+  X(stream_create, "cuStreamCreate", (StreamHandle*, unsigned))                                    \
+  X(stream_destroy, "cuStreamDestroy_v2", (StreamHandle))                                          \
+  X(stream_synchronize, "cuStreamSynchronize", (StreamHandle))                                     \
+  X(stream_query, "cuStreamQuery", (StreamHandle))                                                 \
+  X(event_create, "cuEventCreate", (EventHandle*, unsigned))                                       \
+  X(event_destroy, "cuEventDestroy_v2", (EventHandle))                                             \
+  X(event_record, "cuEventRecord", (EventHandle, StreamHandle))                                    \
   X(event_query, "cuEventQuery", (EventHandle))
 
 using NvmlDevice = struct nvmlDevice_st*;
 
 /// NVML. Every function returns 0 on success; P2P caps index: 2 NVLink, 3 atomics, 4 prop (any).
-#define MARROW_NVML_FUNCTIONS(X)                                                            \
-  X(init, "nvmlInit_v2", ())                                                                \
-  X(driver_version, "nvmlSystemGetDriverVersion", (char*, unsigned))                        \
-  X(device_by_uuid, "nvmlDeviceGetHandleByUUID", (const char*, NvmlDevice*))                \
-  X(p2p_status, "nvmlDeviceGetP2PStatus", (NvmlDevice, NvmlDevice, int, int*))              \
+#define MARROW_NVML_FUNCTIONS(X)                                               \
+  X(init, "nvmlInit_v2", ())                                                   \
+  X(driver_version, "nvmlSystemGetDriverVersion", (char*, unsigned))           \
+  X(device_by_uuid, "nvmlDeviceGetHandleByUUID", (const char*, NvmlDevice*))   \
+  X(p2p_status, "nvmlDeviceGetP2PStatus", (NvmlDevice, NvmlDevice, int, int*)) \
   X(topology_ancestor, "nvmlDeviceGetTopologyCommonAncestor", (NvmlDevice, NvmlDevice, int*))
 
 }  // namespace marrow::cuda

@@ -53,7 +53,8 @@ class CpuArena final : public Arena {
 
   void disown(const Block& block) override {
     std::lock_guard lock(mutex_);
-    std::erase_if(adopted_, [&](const base::Fd& fd) { return block.fd >= 0 && fd.get() == block.fd; });
+    std::erase_if(adopted_,
+                  [&](const base::Fd& fd) { return block.fd >= 0 && fd.get() == block.fd; });
   }
 
   void* upload(const void* data, std::size_t bytes) override {
@@ -71,7 +72,8 @@ class CpuArena final : public Arena {
     if (bytes == 8) {
       std::uint64_t word;
       std::memcpy(&word, from, 8);
-      std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(to)).store(word, std::memory_order_relaxed);
+      std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(to))
+          .store(word, std::memory_order_relaxed);
       return;
     }
     for (std::size_t i = 0; i < bytes; ++i) {
@@ -90,7 +92,8 @@ class CpuArena final : public Arena {
 
   Block keep(base::Fd fd, std::uint64_t bytes, std::uint64_t offset) {
     constexpr std::uint64_t kPage = 4096;
-    const std::uint64_t lead = offset % kPage;  // a mapping starts at a page; adopted memory need not
+    const std::uint64_t lead =
+        offset % kPage;  // a mapping starts at a page; adopted memory need not
     Owned owned;
     owned.mapping = base::Mapping::of_fd(fd.get(), bytes + lead, offset - lead);
     owned.fd = std::move(fd);

@@ -30,14 +30,14 @@ using cuda::driver;
 
 class CudaArena final : public Arena {
  public:
-  explicit CudaArena(int device)
-      : context_(cuda::Context::of(device)), stream_(context_) {
+  explicit CudaArena(int device) : context_(cuda::Context::of(device)), stream_(context_) {
     need(cuda::DeviceAttribute::vmm_supported, "virtual memory management");
     need(cuda::DeviceAttribute::posix_fd_supported, "POSIX descriptors of memory");
   }
 
   Block allocate(std::uint64_t bytes, Memory kind) override {
-    if (bytes == 0) throw Error(Code::invalid_argument, "an allocation of 0 bytes", "ask for at least 1 byte");
+    if (bytes == 0)
+      throw Error(Code::invalid_argument, "an allocation of 0 bytes", "ask for at least 1 byte");
     std::lock_guard lock(mutex_);
     if (kind == Memory::host) {
       base::Fd fd = base::memfd("marrow-host", round_up(bytes, page_size()));
@@ -68,7 +68,8 @@ class CudaArena final : public Arena {
     ExportRecord record = Arena::export_record(block);
     if (block.fd >= 0) return record;
     if (block.kind != Memory::device) {
-      throw Error(Code::unsupported, "this host memory cannot be shared with other processes: it has no descriptor.",
+      throw Error(Code::unsupported,
+                  "this host memory cannot be shared with other processes: it has no descriptor.",
                   "allocate it with Communicator::allocate(bytes, Memory::host)");
     }
     const auto address = reinterpret_cast<cuda::DevicePointer>(block.device);
@@ -80,8 +81,10 @@ class CudaArena final : public Arena {
     const cuda::Result result = driver().ipc_get(&handle, begin);
     if (result != cuda::Result::success) {
       throw Error(Code::unsupported,
-                  base::cat("this GPU memory cannot be shared with other processes: ", cuda::text(result), "."),
-                  "allocate it with cudaMalloc, with cuMemCreate and a POSIX descriptor, or with Communicator::allocate");
+                  base::cat("this GPU memory cannot be shared with other processes: ",
+                            cuda::text(result), "."),
+                  "allocate it with cudaMalloc, with cuMemCreate and a POSIX descriptor, or with "
+                  "Communicator::allocate");
     }
     record.has_ipc = 1;
     record.ipc_offset = address - begin;
@@ -145,7 +148,8 @@ class CudaArena final : public Arena {
     HostRegistration registration = std::move(at->second.registration);
     adopted_.erase(at);
     // Adopted twice, the memory was registered once: it stays so for the one that is left.
-    if (const auto left = adopted_.find(block.device); left != adopted_.end()) left->second.registration = std::move(registration);
+    if (const auto left = adopted_.find(block.device); left != adopted_.end())
+      left->second.registration = std::move(registration);
   }
 
   void* upload(const void* data, std::size_t bytes) override {
@@ -179,16 +183,19 @@ class CudaArena final : public Arena {
 
   void need(cuda::DeviceAttribute attribute, const char* what) const {
     int value = 0;
-    check(driver().device_attribute(&value, attribute, context_->device()), "asking a GPU what it supports");
+    check(driver().device_attribute(&value, attribute, context_->device()),
+          "asking a GPU what it supports");
     if (value == 0) {
-      throw Error(Code::unsupported, base::cat("GPU ", context_->device(), " has no ", what, "."),
-                  "use the CPU device, or a GPU and driver that have it (containers: share /dev and IPC)");
+      throw Error(
+          Code::unsupported, base::cat("GPU ", context_->device(), " has no ", what, "."),
+          "use the CPU device, or a GPU and driver that have it (containers: share /dev and IPC)");
     }
   }
 
   void zero(cuda::DevicePointer address, std::size_t bytes) {
     const cuda::Current current(*context_);
-    check(driver().memset_d8_async(address, 0, bytes, stream_.handle()), base::cat("zeroing ", bytes, " bytes of GPU memory"));
+    check(driver().memset_d8_async(address, 0, bytes, stream_.handle()),
+          base::cat("zeroing ", bytes, " bytes of GPU memory"));
     check(driver().stream_synchronize(stream_.handle()), "zeroing GPU memory");
   }
 
@@ -202,9 +209,11 @@ class CudaArena final : public Arena {
     for (std::size_t done = 0; done < bytes;) {
       const std::size_t part = std::min(kStaging, bytes - done);
       std::memcpy(staging_.host, static_cast<const std::byte*>(data) + done, part);
-      check(driver().copy_async(to + done, reinterpret_cast<cuda::DevicePointer>(staging_.device), part, stream_.handle()),
+      check(driver().copy_async(to + done, reinterpret_cast<cuda::DevicePointer>(staging_.device),
+                                part, stream_.handle()),
             base::cat("copying ", part, " bytes to GPU ", context_->device()));
-      check(driver().stream_synchronize(stream_.handle()), base::cat("copying to GPU ", context_->device()));
+      check(driver().stream_synchronize(stream_.handle()),
+            base::cat("copying to GPU ", context_->device()));
       done += part;
     }
   }

@@ -22,7 +22,8 @@ cuda::AllocationProperties properties_of(int device) {
   // A NIC can then register the memory; refused where the platform cannot, so it is only asked for
   // when the GPU says yes.
   int rdma = 0;
-  if (driver().device_attribute(&rdma, cuda::DeviceAttribute::gpu_direct_rdma_with_vmm, device) == Result::success) {
+  if (driver().device_attribute(&rdma, cuda::DeviceAttribute::gpu_direct_rdma_with_vmm, device) ==
+      Result::success) {
     properties.flags.gpu_direct_rdma = rdma != 0;
   }
   return properties;
@@ -60,8 +61,8 @@ VmmMapping VmmMapping::create(std::shared_ptr<cuda::Context> context, std::uint6
   check(driver().memory_create(&out.handle_, out.bytes_, &properties, 0),
         base::cat("allocating ", out.bytes_, " bytes on GPU ", out.context_->device()));
   int fd = -1;
-  check(driver().memory_export(&fd, out.handle_, cuda::kHandlePosixFd, 0), "exporting GPU memory as a descriptor",
-        "check the limit of open files (ulimit -n)");
+  check(driver().memory_export(&fd, out.handle_, cuda::kHandlePosixFd, 0),
+        "exporting GPU memory as a descriptor", "check the limit of open files (ulimit -n)");
   out.fd_.reset(fd);
   out.map_at_new_address(granularity);
   return out;
@@ -75,9 +76,11 @@ VmmMapping VmmMapping::import(std::shared_ptr<cuda::Context> context, int fd, st
   out.fd_ = base::Fd::dup_of(fd);
   const cuda::Current current(*out.context_);
   // The driver takes the descriptor as a pointer-sized value.
-  check(driver().memory_import(&out.handle_, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)), cuda::kHandlePosixFd),
-        base::cat("importing a peer's GPU memory on GPU ", out.context_->device()),
-        "the peer's GPU must be visible to this process and have peer access: see `marrow info`");
+  check(
+      driver().memory_import(&out.handle_, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)),
+                             cuda::kHandlePosixFd),
+      base::cat("importing a peer's GPU memory on GPU ", out.context_->device()),
+      "the peer's GPU must be visible to this process and have peer access: see `marrow info`");
   out.map_at_new_address(granularity);
   return out;
 }
@@ -85,7 +88,8 @@ VmmMapping VmmMapping::import(std::shared_ptr<cuda::Context> context, int fd, st
 void VmmMapping::map_at_new_address(std::uint64_t granularity) {
   check(driver().memory_reserve(&address_, bytes_, granularity, 0, 0),
         base::cat("reserving ", bytes_, " bytes of address space"));
-  check(driver().memory_map(address_, bytes_, 0, handle_, 0), base::cat("mapping ", bytes_, " bytes of GPU memory"));
+  check(driver().memory_map(address_, bytes_, 0, handle_, 0),
+        base::cat("mapping ", bytes_, " bytes of GPU memory"));
   mapped_ = true;
   cuda::AccessDescriptor access;
   access.location.id = context_->device();
@@ -98,8 +102,10 @@ VmmMapping::~VmmMapping() {
   if (!context_) return;
   try {
     const cuda::Current current(*context_);
-    if (mapped_) cuda::check_quietly(driver().memory_unmap(address_, bytes_), "unmapping GPU memory");
-    if (address_) cuda::check_quietly(driver().memory_unreserve(address_, bytes_), "freeing address space");
+    if (mapped_)
+      cuda::check_quietly(driver().memory_unmap(address_, bytes_), "unmapping GPU memory");
+    if (address_)
+      cuda::check_quietly(driver().memory_unreserve(address_, bytes_), "freeing address space");
     if (handle_) cuda::check_quietly(driver().memory_release(handle_), "releasing GPU memory");
   } catch (const Error&) {  // the driver has shut down and freed everything
   }
@@ -112,7 +118,8 @@ IpcMapping::IpcMapping(std::shared_ptr<cuda::Context> context, const std::uint8_
   const cuda::Current current(*context_);
   check(driver().ipc_open(&address_, opaque, cuda::kIpcLazyEnablePeerAccess),
         base::cat("opening a peer's memory on GPU ", context_->device()),
-        "both processes must see both GPUs, share an IPC namespace, and have peer access: see `marrow info`");
+        "both processes must see both GPUs, share an IPC namespace, and have peer access: see "
+        "`marrow info`");
 }
 
 IpcMapping::~IpcMapping() {
@@ -124,14 +131,16 @@ IpcMapping::~IpcMapping() {
   }
 }
 
-HostRegistration::HostRegistration(std::shared_ptr<cuda::Context> context, void* pointer, std::uint64_t bytes)
+HostRegistration::HostRegistration(std::shared_ptr<cuda::Context> context, void* pointer,
+                                   std::uint64_t bytes)
     : context_(std::move(context)) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
   const std::uintptr_t first = address / page_size() * page_size();
   const std::uint64_t size = round_up(address + bytes, page_size()) - first;
   const cuda::Current current(*context_);
-  const Result result = driver().host_register(reinterpret_cast<void*>(first), size,
-                                               cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap);
+  const Result result =
+      driver().host_register(reinterpret_cast<void*>(first), size,
+                             cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap);
   if (result == Result::host_memory_already_registered) return;  // by the caller: it stays theirs
   check(result, base::cat("registering ", size, " bytes of host memory with CUDA"),
         "raise the limit of locked memory (ulimit -l) or use less");
@@ -150,7 +159,8 @@ HostRegistration::~HostRegistration() {
 std::byte* device_address(const cuda::Context& context, void* host) {
   const cuda::Current current(context);
   cuda::DevicePointer address = 0;
-  check(driver().host_device_pointer(&address, host, 0), "asking where the GPU sees registered host memory");
+  check(driver().host_device_pointer(&address, host, 0),
+        "asking where the GPU sees registered host memory");
   return reinterpret_cast<std::byte*>(address);
 }
 
@@ -159,7 +169,8 @@ PointerFacts pointer_facts(const cuda::Context& context, void* pointer, std::uin
   PointerFacts facts;
   const auto type = pointer_attribute<unsigned>(cuda::PointerAttribute::memory_type, pointer);
   if (pointer_attribute<unsigned>(cuda::PointerAttribute::is_managed, pointer) != 0) {
-    throw Error(Code::unsupported, "managed memory cannot be registered: its pages move.", "use cudaMalloc");
+    throw Error(Code::unsupported, "managed memory cannot be registered: its pages move.",
+                "use cudaMalloc");
   }
   if (type != cuda::kMemoryTypeDevice) {
     facts.known_to_cuda = type == cuda::kMemoryTypeHost;
@@ -173,7 +184,8 @@ PointerFacts pointer_facts(const cuda::Context& context, void* pointer, std::uin
   const auto device = pointer_attribute<int>(cuda::PointerAttribute::device_ordinal, pointer);
   if (device != context.device()) {
     throw Error(Code::unsupported,
-                base::cat("the memory is on GPU ", device, ", this communicator's kernels run on GPU ", context.device(), "."),
+                base::cat("the memory is on GPU ", device,
+                          ", this communicator's kernels run on GPU ", context.device(), "."),
                 "register memory of the communicator's own GPU");
   }
   cuda::DevicePointer begin = 0;
@@ -187,7 +199,8 @@ PointerFacts pointer_facts(const cuda::Context& context, void* pointer, std::uin
                           size - facts.offset_in_allocation, " left."),
                 "register one allocation at a time (PyTorch: not expandable_segments)");
   }
-  const auto handles = pointer_attribute<std::uint64_t>(cuda::PointerAttribute::allowed_handle_types, pointer);
+  const auto handles =
+      pointer_attribute<std::uint64_t>(cuda::PointerAttribute::allowed_handle_types, pointer);
   facts.vmm_exportable = (handles & cuda::kHandlePosixFd) != 0;
   return facts;
 }
@@ -199,15 +212,18 @@ base::Fd export_existing(const cuda::Context& context, void* pointer) {
   int fd = -1;
   const Result result = driver().memory_export(&fd, handle, cuda::kHandlePosixFd, 0);
   cuda::check_quietly(driver().memory_release(handle), "releasing GPU memory");
-  check(result, "exporting GPU memory as a descriptor", "check the limit of open files (ulimit -n)");
+  check(result, "exporting GPU memory as a descriptor",
+        "check the limit of open files (ulimit -n)");
   return base::Fd(fd);
 }
 
 void enable_peer(const cuda::Context& context, int owner, cuda::DevicePointer address) {
   int reachable = 0;
-  check(driver().device_can_access_peer(&reachable, context.device(), owner), "asking for peer access");
+  check(driver().device_can_access_peer(&reachable, context.device(), owner),
+        "asking for peer access");
   if (reachable == 0) {
-    throw Error(Code::unsupported, base::cat("GPU ", context.device(), " has no peer access to GPU ", owner, "."),
+    throw Error(Code::unsupported,
+                base::cat("GPU ", context.device(), " has no peer access to GPU ", owner, "."),
                 "let the path be chosen automatically (MARROW_PATH=auto)");
   }
   // One at a time in this process: two ranks of one GPU that give it access to the same memory at once
@@ -218,8 +234,10 @@ void enable_peer(const cuda::Context& context, int owner, cuda::DevicePointer ad
   {
     const cuda::Current current(*other);
     void* const pointer = reinterpret_cast<void*>(address);
-    const auto handles = pointer_attribute<std::uint64_t>(cuda::PointerAttribute::allowed_handle_types, pointer);
-    const bool legacy = pointer_attribute<unsigned>(cuda::PointerAttribute::is_legacy_ipc_capable, pointer) != 0;
+    const auto handles =
+        pointer_attribute<std::uint64_t>(cuda::PointerAttribute::allowed_handle_types, pointer);
+    const bool legacy =
+        pointer_attribute<unsigned>(cuda::PointerAttribute::is_legacy_ipc_capable, pointer) != 0;
     if (handles != 0 || !legacy) {
       cuda::AccessDescriptor access;
       access.location.id = context.device();
@@ -234,7 +252,8 @@ void enable_peer(const cuda::Context& context, int owner, cuda::DevicePointer ad
       const Result result = driver().memory_set_access(begin, size, &access, 1);
       if (result == Result::success) return;
       if (handles != 0) {
-        check(result, base::cat("giving GPU ", context.device(), " access to memory of GPU ", owner));
+        check(result,
+              base::cat("giving GPU ", context.device(), " access to memory of GPU ", owner));
       }
     }
   }

@@ -13,7 +13,9 @@
 
 namespace marrow::memory {
 
-constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t to) { return (value + to - 1) / to * to; }
+constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t to) {
+  return (value + to - 1) / to * to;
+}
 std::uint64_t page_size();
 
 /// Physical GPU memory mapped at an address of this process, readable and writable by one GPU.
@@ -59,7 +61,8 @@ class IpcMapping {
  public:
   IpcMapping() = default;
   IpcMapping(std::shared_ptr<cuda::Context> context, const std::uint8_t (&handle)[64]);
-  IpcMapping(IpcMapping&& other) noexcept : context_(std::move(other.context_)), address_(std::exchange(other.address_, 0)) {}
+  IpcMapping(IpcMapping&& other) noexcept
+      : context_(std::move(other.context_)), address_(std::exchange(other.address_, 0)) {}
   IpcMapping& operator=(IpcMapping&& other) noexcept {
     std::swap(context_, other.context_);
     std::swap(address_, other.address_);
@@ -98,10 +101,10 @@ std::byte* device_address(const cuda::Context& context, void* host);
 /// What is known of memory that somebody else allocated.
 struct PointerFacts {
   Memory kind = Memory::host;
-  bool known_to_cuda = false;             ///< device memory, or registered host memory
-  bool vmm_exportable = false;            ///< VMM memory made with a POSIX descriptor in mind
+  bool known_to_cuda = false;              ///< device memory, or registered host memory
+  bool vmm_exportable = false;             ///< VMM memory made with a POSIX descriptor in mind
   std::uint64_t offset_in_allocation = 0;  ///< of the pointer, device memory only
-  base::Fd file;                          ///< of shared host memory, when it is still open here
+  base::Fd file;                           ///< of shared host memory, when it is still open here
   std::uint64_t file_offset = 0;
 };
 /// @throws Error(unsupported) for managed memory, another GPU's memory, a range past its allocation

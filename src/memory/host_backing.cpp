@@ -19,7 +19,8 @@ HostBacking host_backing(const void* pointer, std::uint64_t bytes) {
     unsigned long begin = 0, end = 0, offset = 0, inode = 0;
     unsigned major = 0, minor = 0;
     char access[5] = {};
-    if (std::sscanf(line.c_str(), "%lx-%lx %4s %lx %x:%x %lu", &begin, &end, access, &offset, &major, &minor, &inode) != 7 ||
+    if (std::sscanf(line.c_str(), "%lx-%lx %4s %lx %x:%x %lu", &begin, &end, access, &offset,
+                    &major, &minor, &inode) != 7 ||
         address < begin || address >= end) {
       continue;
     }
@@ -28,7 +29,8 @@ HostBacking host_backing(const void* pointer, std::uint64_t bytes) {
     for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
       const int fd = std::atoi(entry.path().filename().c_str());
       struct stat status {};
-      if (::fstat(fd, &status) == 0 && status.st_ino == inode && status.st_dev == makedev(major, minor)) {
+      if (::fstat(fd, &status) == 0 && status.st_ino == inode &&
+          status.st_dev == makedev(major, minor)) {
         return {base::Fd::dup_of(fd), address - begin + offset};
       }
     }

@@ -68,7 +68,8 @@ std::optional<NvmlPair> nvml_pair(const std::string& from, const std::string& to
 std::array<std::uint8_t, 16> uuid_of(int device) {
   cuda::Uuid uuid{};
   std::array<std::uint8_t, 16> out{};
-  if (cuda::driver().device_uuid(&uuid, device) == cuda::Result::success) std::memcpy(out.data(), uuid.bytes, 16);
+  if (cuda::driver().device_uuid(&uuid, device) == cuda::Result::success)
+    std::memcpy(out.data(), uuid.bytes, 16);
   return out;
 }
 
@@ -91,8 +92,9 @@ Reach reach_hidden_gpu(const Endpoint& me, const Endpoint& peer) {
     return out;
   }
   out.link = "unknown";
-  out.reason = base::cat("the peer's GPU ", name, " is hidden from this process (CUDA_VISIBLE_DEVICES) and ",
-                         pair ? "NVML reports no peer access to it" : "NVML cannot say how it is linked");
+  out.reason =
+      base::cat("the peer's GPU ", name, " is hidden from this process (CUDA_VISIBLE_DEVICES) and ",
+                pair ? "NVML reports no peer access to it" : "NVML cannot say how it is linked");
   return out;
 }
 
@@ -119,12 +121,13 @@ std::vector<Gpu> gpus() {
     char pci[32] = {};
     if (cu.device_pci_bus_id(pci, sizeof(pci), i) == cuda::Result::success) {
       gpu.pci = pci;
-      std::transform(gpu.pci.begin(), gpu.pci.end(), gpu.pci.begin(), [](unsigned char c) { return std::tolower(c); });
+      std::transform(gpu.pci.begin(), gpu.pci.end(), gpu.pci.begin(),
+                     [](unsigned char c) { return std::tolower(c); });
     }
     gpu.uuid = uuid_text(uuid_of(i).data());
     gpu.numa = numa_of_pci(gpu.pci);
-    gpu.compute_capability =
-        attribute(cuda::DeviceAttribute::compute_major, i) * 10 + attribute(cuda::DeviceAttribute::compute_minor, i);
+    gpu.compute_capability = attribute(cuda::DeviceAttribute::compute_major, i) * 10 +
+                             attribute(cuda::DeviceAttribute::compute_minor, i);
     gpu.multiprocessors = attribute(cuda::DeviceAttribute::multiprocessors, i);
     std::size_t memory = 0;
     if (cu.device_total_memory(&memory, i) == cuda::Result::success) gpu.memory = memory;
@@ -159,13 +162,15 @@ GpuPair gpu_pair(int from, int to) {
   int value = 0;
   out.access = cu.device_can_access_peer(&value, from, to) == cuda::Result::success && value != 0;
   value = 0;
-  out.native_atomics =
-      cu.device_p2p_attribute(&value, cuda::P2PAttribute::native_atomics, from, to) == cuda::Result::success && value != 0;
+  out.native_atomics = cu.device_p2p_attribute(&value, cuda::P2PAttribute::native_atomics, from,
+                                               to) == cuda::Result::success &&
+                       value != 0;
   const auto pair = nvml_pair(uuid_text(uuid_of(from).data()), uuid_text(uuid_of(to).data()));
   out.link = pair ? (pair->nvlink ? "NVLink" : "PCIe") : out.native_atomics ? "NVLink" : "unknown";
   if (!out.access) {
-    out.reason = base::cat("GPU ", from, " has no peer access to GPU ", to,
-                           " (no NVLink between them, and PCIe peer-to-peer is off: IOMMU, ACS or the hypervisor)");
+    out.reason = base::cat(
+        "GPU ", from, " has no peer access to GPU ", to,
+        " (no NVLink between them, and PCIe peer-to-peer is off: IOMMU, ACS or the hypervisor)");
   }
   return out;
 }
@@ -178,7 +183,8 @@ Endpoint endpoint(const Place& place, std::uint64_t host, std::uint64_t process)
   (void)cuda::driver();
   if (place.device < 0 || place.device >= cuda::device_count()) {
     throw Error(Code::invalid_argument,
-                base::cat("GPU ", place.device, " does not exist: this process sees ", cuda::device_count(), "."),
+                base::cat("GPU ", place.device, " does not exist: this process sees ",
+                          cuda::device_count(), "."),
                 "choose a smaller device number or change CUDA_VISIBLE_DEVICES");
   }
   out.device = place.device;
@@ -189,7 +195,9 @@ Endpoint endpoint(const Place& place, std::uint64_t host, std::uint64_t process)
 Reach reach(const Endpoint& me, const Endpoint& peer) {
   Reach out;
   if (me.host != peer.host) {
-    out.reason = "the ranks are on different hosts (or in containers that cannot pass descriptors to each other)";
+    out.reason =
+        "the ranks are on different hosts (or in containers that cannot pass descriptors to each "
+        "other)";
     return out;
   }
   const bool gpu = me.device >= 0;
@@ -210,9 +218,10 @@ Reach reach(const Endpoint& me, const Endpoint& peer) {
   out.link = pair.link;
   out.reason = pair.reason;
   if (device == me.device && me.process != peer.process) {
-    out.reason = base::cat("two processes share GPU ", device,
-                           ": without MPS they take turns on it and each waits through the other's turn; "
-                           "make them thread ranks of one process");
+    out.reason =
+        base::cat("two processes share GPU ", device,
+                  ": without MPS they take turns on it and each waits through the other's turn; "
+                  "make them thread ranks of one process");
   }
   if (out.lsa && !out.native_atomics) {
     // Signals are 64-bit reductions at the peer: without native atomics they would not be atomic.

@@ -13,14 +13,14 @@
 namespace marrow::topology {
 
 struct Gpu {
-  int ordinal = 0;              ///< CUDA's number in this process
-  std::string name;             ///< e.g. "NVIDIA H200"
-  std::string uuid;             ///< "GPU-..." as nvidia-smi prints it
-  std::string pci;              ///< "0000:18:00.0"
-  int numa = -1;                ///< NUMA node by sysfs; -1: unknown
-  int compute_capability = 0;   ///< 90 for 9.0
+  int ordinal = 0;             ///< CUDA's number in this process
+  std::string name;            ///< e.g. "NVIDIA H200"
+  std::string uuid;            ///< "GPU-..." as nvidia-smi prints it
+  std::string pci;             ///< "0000:18:00.0"
+  int numa = -1;               ///< NUMA node by sysfs; -1: unknown
+  int compute_capability = 0;  ///< 90 for 9.0
   int multiprocessors = 0;
-  std::uint64_t memory = 0;     ///< bytes
+  std::uint64_t memory = 0;  ///< bytes
 };
 
 struct Nic {
@@ -36,9 +36,10 @@ struct Nic {
 /// Peer access from GPU `from` to memory of GPU `to`.
 struct GpuPair {
   bool access = false;
-  bool native_atomics = false;  ///< 64-bit atomics over the link; else only add and exchange of 32 bits
-  std::string link;             ///< "same GPU", "NVLink", "PCIe" or "unknown"
-  std::string reason;           ///< when there is no access: one sentence
+  bool native_atomics =
+      false;           ///< 64-bit atomics over the link; else only add and exchange of 32 bits
+  std::string link;    ///< "same GPU", "NVLink", "PCIe" or "unknown"
+  std::string reason;  ///< when there is no access: one sentence
 };
 
 /// All GPUs this process sees; empty without a driver.
@@ -52,7 +53,8 @@ int numa_of_pci(const std::string& pci);
 
 /// Where a rank's kernels run, in terms that mean the same in every process. Sent as bytes.
 struct Endpoint {
-  std::uint64_t host = 0;     ///< equal exactly when descriptors can be passed (bootstrap::this_host_id)
+  std::uint64_t host =
+      0;  ///< equal exactly when descriptors can be passed (bootstrap::this_host_id)
   std::uint64_t process = 0;  ///< equal for thread ranks of one process
   std::int32_t device = -1;   ///< CUDA ordinal in its own process; -1: the CPU device
   std::uint32_t reserved = 0;

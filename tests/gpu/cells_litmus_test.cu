@@ -32,9 +32,12 @@ void must(cudaError_t result, const char* what) {
 }
 
 /// Cell i of a thread's `count`: neighbouring (coalesced) or one per 128-byte line.
-__device__ marrow::Cell16* cell(marrow::Cell16* cells, int thread, int spread) { return cells + thread * spread; }
+__device__ marrow::Cell16* cell(marrow::Cell16* cells, int thread, int spread) {
+  return cells + thread * spread;
+}
 
-__global__ void store_all(marrow::Cell16* cells, int spread, std::uint64_t ns, unsigned long long* stores) {
+__global__ void store_all(marrow::Cell16* cells, int spread, std::uint64_t ns,
+                          unsigned long long* stores) {
   const int me = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   const std::uint64_t start = marrow::now_ns();
   std::uint64_t x = 0;
@@ -47,14 +50,16 @@ __global__ void store_all(marrow::Cell16* cells, int spread, std::uint64_t ns, u
   atomicAdd(stores, static_cast<unsigned long long>(x));
 }
 
-__global__ void poll_all(const marrow::Cell16* cells, int spread, std::uint64_t ns, Counts* counts) {
+__global__ void poll_all(const marrow::Cell16* cells, int spread, std::uint64_t ns,
+                         Counts* counts) {
   const int me = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   const std::uint64_t start = marrow::now_ns();
   unsigned long long loads = 0, changes = 0, torn = 0;
   std::uint64_t last = 0;
   do {
     for (int i = 0; i < 64; ++i) {
-      const marrow::Cell16 seen = marrow::load_cell(cell(const_cast<marrow::Cell16*>(cells), me, spread));
+      const marrow::Cell16 seen =
+          marrow::load_cell(cell(const_cast<marrow::Cell16*>(cells), me, spread));
       ++loads;
       changes += seen.high != last;
       torn += seen.low != seen.high * kFactor;
@@ -69,13 +74,16 @@ __global__ void poll_all(const marrow::Cell16* cells, int spread, std::uint64_t 
 /// The CPU's rule: high first (acquire), then low; low belongs to the same store or a later one.
 void poll_on_cpu(marrow::Cell16* cells, int spread, const std::atomic<bool>& stop, Counts& counts) {
   std::uint64_t inverse = 1;
-  for (int i = 0; i < 6; ++i) inverse *= 2 - kFactor * inverse;  // Newton: kFactor * inverse == 1 mod 2^64
+  for (int i = 0; i < 6; ++i)
+    inverse *= 2 - kFactor * inverse;  // Newton: kFactor * inverse == 1 mod 2^64
   std::vector<std::uint64_t> last(kBlocks * kThreads);
   while (!stop) {
     for (int i = 0; i < kBlocks * kThreads; ++i) {
       marrow::Cell16& at = cells[i * spread];
-      const std::uint64_t high = std::atomic_ref<std::uint64_t>(at.high).load(std::memory_order_acquire);
-      const std::uint64_t low = std::atomic_ref<std::uint64_t>(at.low).load(std::memory_order_relaxed);
+      const std::uint64_t high =
+          std::atomic_ref<std::uint64_t>(at.high).load(std::memory_order_acquire);
+      const std::uint64_t low =
+          std::atomic_ref<std::uint64_t>(at.low).load(std::memory_order_relaxed);
       ++counts.loads;
       counts.changes += high != last[i];
       counts.torn += static_cast<std::int64_t>(low * inverse - high) < 0;
@@ -98,8 +106,10 @@ int main(int argc, char** argv) {
   double seconds = 2;
   const char* json = nullptr;
   for (int i = 1; i < argc; ++i) {
-    if (!std::strcmp(argv[i], "--json") && i + 1 < argc) json = argv[++i];
-    else seconds = std::atof(argv[i]);
+    if (!std::strcmp(argv[i], "--json") && i + 1 < argc)
+      json = argv[++i];
+    else
+      seconds = std::atof(argv[i]);
   }
   int gpus = 0;
   if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus < 2) {
@@ -130,8 +140,10 @@ int main(int argc, char** argv) {
     for (int d = 0; d < 2; ++d) {
       must(cudaSetDevice(d), "set device");
       const cudaError_t peer = cudaDeviceEnablePeerAccess(1 - d, 0);
-      if (peer == cudaErrorPeerAccessAlreadyEnabled) (void)cudaGetLastError();
-      else must(peer, "peer access");
+      if (peer == cudaErrorPeerAccessAlreadyEnabled)
+        (void)cudaGetLastError();
+      else
+        must(peer, "peer access");
     }
     if (c.memory >= 0) {
       must(cudaSetDevice(c.memory), "set device");
@@ -139,7 +151,8 @@ int main(int argc, char** argv) {
       must(cudaMemset(cells, 0, bytes), "memset");
       must(cudaDeviceSynchronize(), "sync");
     } else {
-      must(cudaHostAlloc(&cells, bytes, cudaHostAllocPortable | cudaHostAllocMapped), "host memory");
+      must(cudaHostAlloc(&cells, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+           "host memory");
       std::memset(cells, 0, bytes);
     }
     unsigned long long* stores = nullptr;
@@ -180,17 +193,22 @@ int main(int argc, char** argv) {
       stop = true;
       cpu.join();
     }
-    std::printf("%-58s stores %.3g  loads %.3g  changes seen %.3g  torn %llu\n", c.name, double(stored), double(seen.loads),
-                double(seen.changes), seen.torn);
+    std::printf("%-58s stores %.3g  loads %.3g  changes seen %.3g  torn %llu\n", c.name,
+                double(stored), double(seen.loads), double(seen.changes), seen.torn);
     std::fflush(stdout);
     if (file) {
       const double torn = static_cast<double>(seen.torn);
-      std::fprintf(file,
-                   "%s\n{\"what\":\"torn cells: %s\",\"unit\":\"count\",\"kind\":\"measured\",\"devices\":[{\"role\":\"kernels\","
-                   "\"device\":\"gpu\",\"name\":\"%s\"}],\"parameters\":{\"stores\":%llu,\"loads\":%llu,\"changes seen\":%llu},"
-                   "\"statistics\":{\"count\":1,\"min\":%g,\"median\":%g,\"mean\":%g,\"p99\":%g,\"max\":%g,\"stddev\":0},"
-                   "\"note\":\"every load compares both halves\"}",
-                   comma, c.name, name.c_str(), stored, seen.loads, seen.changes, torn, torn, torn, torn, torn);
+      std::fprintf(
+          file,
+          "%s\n{\"what\":\"torn cells: "
+          "%s\",\"unit\":\"count\",\"kind\":\"measured\",\"devices\":[{\"role\":\"kernels\","
+          "\"device\":\"gpu\",\"name\":\"%s\"}],\"parameters\":{\"stores\":%llu,\"loads\":%llu,"
+          "\"changes seen\":%llu},"
+          "\"statistics\":{\"count\":1,\"min\":%g,\"median\":%g,\"mean\":%g,\"p99\":%g,\"max\":%g,"
+          "\"stddev\":0},"
+          "\"note\":\"every load compares both halves\"}",
+          comma, c.name, name.c_str(), stored, seen.loads, seen.changes, torn, torn, torn, torn,
+          torn);
       comma = ",";
     }
     bad = bad || seen.torn != 0 || seen.changes == 0;

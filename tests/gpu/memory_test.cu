@@ -45,15 +45,20 @@ void must(cudaError_t result, const char* what) {
 }
 
 __global__ void fill(std::uint64_t* to, std::uint64_t words, std::uint64_t seed) {
-  for (std::uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < words; i += gridDim.x * blockDim.x) to[i] = seed + i;
+  for (std::uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < words;
+       i += gridDim.x * blockDim.x)
+    to[i] = seed + i;
 }
-__global__ void count_wrong(const std::uint64_t* from, std::uint64_t words, std::uint64_t seed, unsigned long long* wrong) {
-  for (std::uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < words; i += gridDim.x * blockDim.x) {
+__global__ void count_wrong(const std::uint64_t* from, std::uint64_t words, std::uint64_t seed,
+                            unsigned long long* wrong) {
+  for (std::uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < words;
+       i += gridDim.x * blockDim.x) {
     if (from[i] != (seed == ~0ull ? 0 : seed + i)) atomicAdd(wrong, 1ull);
   }
 }
 /// Spins until the host stores 1, at most `limit_ns`.
-__global__ void spin(const volatile std::uint64_t* flag, std::uint64_t limit_ns, std::uint64_t* seen) {
+__global__ void spin(const volatile std::uint64_t* flag, std::uint64_t limit_ns,
+                     std::uint64_t* seen) {
   std::uint64_t start, now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
   do {
@@ -73,14 +78,16 @@ void write_from(int device, const Block& block, std::uint64_t seed, std::uint64_
 }
 
 /// seed ~0: expects zeros.
-std::uint64_t wrong_words(int device, const Block& block, std::uint64_t seed, std::uint64_t bytes = kBytes) {
+std::uint64_t wrong_words(int device, const Block& block, std::uint64_t seed,
+                          std::uint64_t bytes = kBytes) {
   must(cudaSetDevice(device), "set device");
   unsigned long long *wrong, host = 0;
   cudaStream_t stream;
   must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
   must(cudaMalloc(&wrong, 8), "malloc");
   must(cudaMemsetAsync(wrong, 0, 8, stream), "memset");
-  count_wrong<<<32, 256, 0, stream>>>(reinterpret_cast<const std::uint64_t*>(block.device), bytes / 8, seed, wrong);
+  count_wrong<<<32, 256, 0, stream>>>(reinterpret_cast<const std::uint64_t*>(block.device),
+                                      bytes / 8, seed, wrong);
   must(cudaMemcpyAsync(&host, wrong, 8, cudaMemcpyDeviceToHost, stream), "copy");
   must(cudaStreamSynchronize(stream), "count");
   must(cudaFree(wrong), "free");
@@ -93,7 +100,8 @@ void one_gpu() {
   const auto arena = Arena::create(Place::gpu(0));
   const Block device = arena->allocate(kBytes + 8, Memory::device);
   expect(wrong_words(0, device, ~0ull) == 0, "a device block is zeroed");
-  expect(device.host == nullptr && device.fd >= 0 && device.kind == Memory::device, "a device block has a descriptor, no host address");
+  expect(device.host == nullptr && device.fd >= 0 && device.kind == Memory::device,
+         "a device block has a descriptor, no host address");
   const Block host = arena->allocate(kBytes, Memory::host);
   expect(wrong_words(0, host, ~0ull) == 0, "a host block is zeroed");
   expect(host.device == host.host, "a host block has one address");
@@ -160,7 +168,8 @@ void two_gpus_as_threads() {
   const Block host = a0->allocate(kBytes, Memory::host);
   const Block host1 = a1->alias(host, Place::gpu(0));
   write_from(1, host1, 59);
-  expect(reinterpret_cast<std::uint64_t*>(host.host)[5] == 64, "GPU 1 writes a host block registered by GPU 0's arena");
+  expect(reinterpret_cast<std::uint64_t*>(host.host)[5] == 64,
+         "GPU 1 writes a host block registered by GPU 0's arena");
   bool refused = false;
   try {
     (void)a1->adopt(other, kBytes);
@@ -189,7 +198,8 @@ void two_gpus_as_threads() {
 double milliseconds(const std::function<void()>& body) {
   const auto start = std::chrono::steady_clock::now();
   body();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
 }
 
 void beside_a_spinning_kernel() {
@@ -203,16 +213,25 @@ void beside_a_spinning_kernel() {
   auto* flag = reinterpret_cast<std::uint64_t*>(control.host);
   for (int d = 0; d < 2; ++d) {
     must(cudaSetDevice(d), "set device");
-    spin<<<1, 1>>>(flag, 4000000000ull, flag + 1 + d);  // on the legacy default stream: the hard case
+    spin<<<1, 1>>>(flag, 4000000000ull,
+                   flag + 1 + d);  // on the legacy default stream: the hard case
     must(cudaGetLastError(), "launch");
   }
   const struct {
     const char* name;
     std::function<void()> body;
   } calls[] = {
-      {"update a table", [&] { word = 2; a0->update(table, 0, &word, 8); }},
+      {"update a table",
+       [&] {
+         word = 2;
+         a0->update(table, 0, &word, 8);
+       }},
       {"upload a small table", [&] { (void)a0->upload(&word, 8); }},
-      {"upload 4 MiB (new memory)", [&] { std::vector<char> big(kBytes); (void)a0->upload(big.data(), big.size()); }},
+      {"upload 4 MiB (new memory)",
+       [&] {
+         std::vector<char> big(kBytes);
+         (void)a0->upload(big.data(), big.size());
+       }},
       {"allocate device", [&] { (void)a0->allocate(kBytes, Memory::device); }},
       {"alias", [&] { (void)a0->alias(peer, Place::gpu(1)); }},
       {"allocate and release device", [&] { a0->release(a0->allocate(kBytes, Memory::device)); }},
@@ -276,7 +295,8 @@ void token(int socket, bool send) {
 void process(int rank, int socket) {
   ::alarm(60);
   const auto arena = Arena::create(Place::gpu(rank));
-  const char* names[] = {"VMM by descriptor", "memfd by descriptor", "cudaMalloc by IPC handle, at an offset",
+  const char* names[] = {"VMM by descriptor", "memfd by descriptor",
+                         "cudaMalloc by IPC handle, at an offset",
                          "somebody else's VMM memory, at an offset"};
   if (rank == 0) {
     void* plain = nullptr;
@@ -284,13 +304,15 @@ void process(int rank, int socket) {
     must(cudaMalloc(&plain, kBytes + 4096), "malloc");
     const auto stranger = Arena::create(Place::gpu(0));
     const Block foreign = stranger->allocate(kBytes + (2 << 20), Memory::device);
-    const Block blocks[] = {arena->allocate(kBytes, Memory::device), arena->allocate(kBytes, Memory::host),
+    const Block blocks[] = {arena->allocate(kBytes, Memory::device),
+                            arena->allocate(kBytes, Memory::host),
                             arena->adopt(static_cast<char*>(plain) + 4096, kBytes),
                             arena->adopt(foreign.device + 512, kBytes)};
     for (int i = 0; i < 4; ++i) {
       send_block(socket, arena->export_record(blocks[i]), blocks[i].fd);
       token(socket, false);
-      expect(wrong_words(0, blocks[i], 1000 + i) == 0, std::string("a peer process writes: ") + names[i]);
+      expect(wrong_words(0, blocks[i], 1000 + i) == 0,
+             std::string("a peer process writes: ") + names[i]);
       token(socket, true);
     }
     arena->release(blocks[2]);
@@ -356,11 +378,13 @@ int main() {
   failures += two_processes();
   try {
     for (const auto& gpu : marrow::topology::gpus()) {
-      std::printf("GPU %d %s %s %s numa %d sm_%d %d SMs\n", gpu.ordinal, gpu.name.c_str(), gpu.uuid.c_str(),
-                  gpu.pci.c_str(), gpu.numa, gpu.compute_capability, gpu.multiprocessors);
+      std::printf("GPU %d %s %s %s numa %d sm_%d %d SMs\n", gpu.ordinal, gpu.name.c_str(),
+                  gpu.uuid.c_str(), gpu.pci.c_str(), gpu.numa, gpu.compute_capability,
+                  gpu.multiprocessors);
     }
     const auto pair = marrow::topology::gpu_pair(0, 1);
-    std::printf("0 -> 1: access %d, native atomics %d, %s\n", pair.access, pair.native_atomics, pair.link.c_str());
+    std::printf("0 -> 1: access %d, native atomics %d, %s\n", pair.access, pair.native_atomics,
+                pair.link.c_str());
     expect(pair.access && pair.native_atomics, "peer access with native atomics");
     one_gpu();
     two_gpus_as_threads();

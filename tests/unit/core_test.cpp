@@ -40,7 +40,8 @@ void run_ranks(int n, const std::function<void(Communicator&)>& body, Config con
   }
 }
 
-MARROW_KERNEL ring_put(DeviceCommunicator comm, WindowHandle window, std::uint64_t bytes, Status* out) {
+MARROW_KERNEL ring_put(DeviceCommunicator comm, WindowHandle window, std::uint64_t bytes,
+                       Status* out) {
   Gin gin(comm, 0);
   const int to = (comm.rank + 1) % comm.nranks;
   Status status = gin.put(to, window, bytes, window, 0, bytes, SignalAdd{0, 1}, Block{});
@@ -55,7 +56,8 @@ TEST(Core, RingOfPutsArrives) {
       Window window = comm.allocate(2 * kBytes);
       auto device = comm.device_communicator();
       auto* data = static_cast<unsigned char*>(window.data());
-      for (std::uint64_t i = 0; i < kBytes; ++i) data[i] = static_cast<unsigned char>(i * 7 + comm.rank());
+      for (std::uint64_t i = 0; i < kBytes; ++i)
+        data[i] = static_cast<unsigned char>(i * 7 + comm.rank());
       Status status = Status::invalid;
       launch(comm.place(), 1, 4, 0, ring_put, device.handle(), window.handle(), kBytes, &status);
       EXPECT_EQ(status, Status::ok);
@@ -148,7 +150,8 @@ TEST(Core, RevokeEndsWaits) {
 
 MARROW_KERNEL put_until(DeviceCommunicator comm, WindowHandle window, std::uint64_t ns) {
   const Gin gin(comm, 0);
-  for (const std::uint64_t start = now_ns(); now_ns() - start < ns;) (void)gin.put(0, window, 0, window, 64, 64);
+  for (const std::uint64_t start = now_ns(); now_ns() - start < ns;)
+    (void)gin.put(0, window, 0, window, 64, 64);
 }
 
 TEST(Core, MemoryOutlivesThePutsOfARevokedPeer) {
@@ -158,7 +161,8 @@ TEST(Core, MemoryOutlivesThePutsOfARevokedPeer) {
     if (comm.rank() == 0) {
       comm.revoke("test");  // and closes at once
     } else {
-      launch(comm.place(), 1, 1, 0, put_until, device.handle(), window.handle(), std::uint64_t{200'000'000});
+      launch(comm.place(), 1, 1, 0, put_until, device.handle(), window.handle(),
+             std::uint64_t{200'000'000});
     }
   });
 }
@@ -181,7 +185,8 @@ TEST(Core, StreamFormsMoveDataOnEveryPath) {
           comm.signal_on_stream(device, peer, 5, 3);
           comm.wait_on_stream(device, 5, 3);
           const auto* got = static_cast<const unsigned char*>(window.data());
-          for (int i = 0; i < 4096; ++i) ASSERT_EQ(got[i], static_cast<unsigned char>(i + peer)) << path << " byte " << i;
+          for (int i = 0; i < 4096; ++i)
+            ASSERT_EQ(got[i], static_cast<unsigned char>(i + peer)) << path << " byte " << i;
           EXPECT_THROW(comm.signal_on_stream(device, 2, 0), Error);
           comm.barrier();
         },
@@ -195,13 +200,17 @@ MARROW_KERNEL count_actions(DeviceCommunicator comm, WindowHandle window, Status
     out[0] = worse(out[0], gin.signal(peer, SignalAdd{0, 1}, CounterInc{0}));
     out[1] = worse(out[1], gin.signal(peer, SignalAt{window, 0, 1}, CounterInc{1}));
     out[2] = worse(out[2], gin.add(peer, window, 8, 1, CounterInc{2}));
-    out[3] = worse(out[3], gin.put(peer, window, 64 + 8 * static_cast<std::uint64_t>(comm.rank), window, 128, 8, SignalAt{window, 16, 1}, CounterInc{3}));
+    out[3] = worse(out[3], gin.put(peer, window, 64 + 8 * static_cast<std::uint64_t>(comm.rank),
+                                   window, 128, 8, SignalAt{window, 16, 1}, CounterInc{3}));
   }
   for (int c = 0; c < 4; ++c) {
-    out[4] = worse(out[4], gin.wait_counter(c, static_cast<std::uint64_t>(comm.nranks), Deadline{10'000'000'000}));
-    if (gin.read_counter(c) != static_cast<std::uint64_t>(comm.nranks)) out[4] = worse(out[4], Status::invalid);
+    out[4] = worse(out[4], gin.wait_counter(c, static_cast<std::uint64_t>(comm.nranks),
+                                            Deadline{10'000'000'000}));
+    if (gin.read_counter(c) != static_cast<std::uint64_t>(comm.nranks))
+      out[4] = worse(out[4], Status::invalid);
   }
-  out[5] = gin.add(0, window, 8, 1, CounterInc{comm.counters}) == Status::invalid ? Status::ok : Status::invalid;
+  out[5] = gin.add(0, window, 8, 1, CounterInc{comm.counters}) == Status::invalid ? Status::ok
+                                                                                  : Status::invalid;
 }
 
 TEST(Core, CountersCountActionsOnEveryPath) {
@@ -215,7 +224,8 @@ TEST(Core, CountersCountActionsOnEveryPath) {
           Window window = comm.allocate(4096);
           auto device = comm.device_communicator();
           std::vector<Status> status(6, Status::ok);
-          launch(comm.place(), 1, 1, 0, count_actions, device.handle(), window.handle(), status.data());
+          launch(comm.place(), 1, 1, 0, count_actions, device.handle(), window.handle(),
+                 status.data());
           EXPECT_EQ(status, std::vector<Status>(6, Status::ok)) << path;
           comm.barrier();
         },
@@ -223,8 +233,10 @@ TEST(Core, CountersCountActionsOnEveryPath) {
   }
 }
 
-MARROW_KERNEL one_barrier(DeviceCommunicator comm, Contexts contexts, Deadline deadline, Status* out) {
-  const Status status = Barrier(comm, team_world(comm), 0).sync(Block{}, contexts, Fence::put, deadline);
+MARROW_KERNEL one_barrier(DeviceCommunicator comm, Contexts contexts, Deadline deadline,
+                          Status* out) {
+  const Status status =
+      Barrier(comm, team_world(comm), 0).sync(Block{}, contexts, Fence::put, deadline);
   if (thread_index() == 0) *out = status;
 }
 
@@ -234,11 +246,13 @@ TEST(Core, ABarrierThatFailedOnOneRankStaysInStep) {
     Status status = Status::ok;
     // Rank 1's fence fails, so it sends no arrival.
     const bool bad = comm.rank() == 1;
-    launch(comm.place(), 1, 2, 0, one_barrier, device.handle(), Contexts{0, bad ? 9 : 1}, Deadline{20'000'000}, &status);
+    launch(comm.place(), 1, 2, 0, one_barrier, device.handle(), Contexts{0, bad ? 9 : 1},
+           Deadline{20'000'000}, &status);
     EXPECT_EQ(status, bad ? Status::invalid : Status::timeout);
     comm.barrier();
     for (int i = 0; i < 3; ++i) {
-      launch(comm.place(), 1, 2, 0, one_barrier, device.handle(), Contexts{}, Deadline{10'000'000'000}, &status);
+      launch(comm.place(), 1, 2, 0, one_barrier, device.handle(), Contexts{},
+             Deadline{10'000'000'000}, &status);
       EXPECT_EQ(status, Status::ok) << "call " << i;
     }
     comm.barrier();
@@ -296,15 +310,18 @@ TEST(Core, WhatIsMadeAfterAnAgreementLeavesTheDeadOut) {
       Window window = comm.allocate(4096);
       auto device = comm.device_communicator();
       std::vector<Status> status(3, Status::invalid);
-      launch(comm.place(), 1, 1, 0, put_to_the_dead, device.handle(), window.handle(), status.data());
-      EXPECT_EQ(status, (std::vector<Status>{Status::peer_failed, Status::peer_failed, Status::ok})) << path;
+      launch(comm.place(), 1, 1, 0, put_to_the_dead, device.handle(), window.handle(),
+             status.data());
+      EXPECT_EQ(status, (std::vector<Status>{Status::peer_failed, Status::peer_failed, Status::ok}))
+          << path;
     }
   }
 }
 
 std::size_t open_files() {
   std::size_t count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    ++count;
   return count;
 }
 
@@ -326,7 +343,8 @@ TEST(Core, RegisteredMemoryIsGivenBack) {
 TEST(PathPlan, LsaSizeSplitsAHost) {
   using namespace core;
   std::vector<RankFacts> facts(4);
-  for (auto& f : facts) f.host = 7, f.lsa_limit = 2, f.gda_usable = f.gda_emulated = f.proxy_usable = 1;
+  for (auto& f : facts)
+    f.host = 7, f.lsa_limit = 2, f.gda_usable = f.gda_emulated = f.proxy_usable = 1;
   const std::vector<std::vector<Wish>> wishes(4, std::vector<Wish>(4, Wish::automatic));
   const PathPlan plan = plan_paths(facts, wishes, {});
   EXPECT_EQ(plan.path[0][1], Path::lsa);

@@ -3,12 +3,12 @@
 // Driver table and topology, on machines with and without a GPU.
 #include <gtest/gtest.h>
 
+#include "base/mapping.hpp"
+#include "base/memfd.hpp"
 #include "cuda/driver.hpp"
 #include "marrow/error.hpp"
 #include "memory/arena.hpp"
 #include "memory/host_backing.hpp"
-#include "base/mapping.hpp"
-#include "base/memfd.hpp"
 #include "topology/topology.hpp"
 
 namespace marrow {
@@ -38,7 +38,8 @@ TEST(CudaDriver, ArenaOfAGpuThatIsNotThere) {
     (void)memory::Arena::create(Place::gpu(999));
     FAIL() << "there is no GPU 999";
   } catch (const Error& error) {
-    EXPECT_TRUE(error.code() == Code::unsupported || error.code() == Code::invalid_argument) << error.what();
+    EXPECT_TRUE(error.code() == Code::unsupported || error.code() == Code::invalid_argument)
+        << error.what();
   }
 }
 
@@ -88,7 +89,8 @@ TEST(HostBacking, FindsTheFileOfASharedMappingOnly) {
   ASSERT_TRUE(found.fd.valid());
   EXPECT_EQ(found.offset, 4096u + 100u);
   EXPECT_EQ(base::file_size(found.fd.get()), 3u * 4096u);
-  EXPECT_FALSE(memory::host_backing(mapping.as<char>(), 3 * 4096).fd.valid()) << "past the mapping's end";
+  EXPECT_FALSE(memory::host_backing(mapping.as<char>(), 3 * 4096).fd.valid())
+      << "past the mapping's end";
   const base::Mapping own = base::Mapping::anonymous(4096);
   EXPECT_FALSE(memory::host_backing(own.data(), 10).fd.valid());
 }

@@ -296,7 +296,8 @@ TEST(PlatformCpuWait, AnAgreedFailureEndsNoLaterWait) {
     look[0] = now_ns();
     ASSERT_EQ(control_status(comm), Status::ok);
   }
-  std::atomic_ref<std::uint64_t>(control->state).store(kControlPeerFailed, std::memory_order_release);
+  std::atomic_ref<std::uint64_t>(control->state)
+      .store(kControlPeerFailed, std::memory_order_release);
   EXPECT_EQ(wait_until(comm, Deadline{5'000'000'000}, [] { return false; }), Status::peer_failed);
 }
 

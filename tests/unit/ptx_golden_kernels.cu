@@ -71,16 +71,20 @@ __global__ void proxy_value_signal(DeviceCommunicator comm, WindowHandle window,
   (void)detail::PathProxy::put_value(comm, 0, 1, window, 0, &value, 8, then, {});
 }
 __global__ void gda_put_thread(DeviceCommunicator comm, WindowHandle window) {
-  (void)detail::gda::Operations<Sharing::thread>::transfer(comm, 0, 1, window, 0, Region(window), 0, 64, false, {}, {});
+  (void)detail::gda::Operations<Sharing::thread>::transfer(comm, 0, 1, window, 0, Region(window), 0,
+                                                           64, false, {}, {});
 }
 __global__ void gda_put_signal_thread(DeviceCommunicator comm, WindowHandle window) {
   const detail::Then then{&comm.sync[1], 8, 1, true};
-  (void)detail::gda::Operations<Sharing::thread>::transfer(comm, 0, 1, window, 0, Region(window), 0, 64, false, then, {});
+  (void)detail::gda::Operations<Sharing::thread>::transfer(comm, 0, 1, window, 0, Region(window), 0,
+                                                           64, false, then, {});
 }
 __global__ void gda_put_block(DeviceCommunicator comm, WindowHandle window) {
-  (void)detail::gda::Operations<Sharing::block>::transfer(comm, 0, 1, window, 0, Region(window), 0, 64, false, {}, {});
+  (void)detail::gda::Operations<Sharing::block>::transfer(comm, 0, 1, window, 0, Region(window), 0,
+                                                          64, false, {}, {});
 }
 __global__ void gda_put_device(DeviceCommunicator comm, WindowHandle window) {
-  (void)detail::gda::Operations<Sharing::device>::transfer(comm, 0, 1, window, 0, Region(window), 0, 64, false, {}, {});
+  (void)detail::gda::Operations<Sharing::device>::transfer(comm, 0, 1, window, 0, Region(window), 0,
+                                                           64, false, {}, {});
 }
 }

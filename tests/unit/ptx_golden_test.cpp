@@ -166,7 +166,8 @@ TEST_P(PtxGolden, ProxyPostsFourCellsBehindAtMostOneRelease) {
   const auto publishing = [&](const std::string& kernel) {
     List list;
     for (const std::string& instruction : of(kernel)) {
-      if (instruction.rfind("fence", 0) == 0 || instruction.rfind("st.", 0) == 0) list.push_back(instruction);
+      if (instruction.rfind("fence", 0) == 0 || instruction.rfind("st.", 0) == 0)
+        list.push_back(instruction);
     }
     return list;
   };
@@ -181,14 +182,16 @@ TEST_P(PtxGolden, ProxyPostsFourCellsBehindAtMostOneRelease) {
   EXPECT_EQ(without_sharing_store(publishing("proxy_put_signal")), behind_release);
   EXPECT_EQ(without_sharing_store(publishing("proxy_put_released")), cells)
       << "the caller has released the payload";
-  EXPECT_EQ(without_sharing_store(publishing("proxy_value_signal")), cells) << "an inline value needs no fence";
+  EXPECT_EQ(without_sharing_store(publishing("proxy_value_signal")), cells)
+      << "an inline value needs no fence";
 }
 
 // The scope of a gda queue's release is known at run time, so both forms are in the code; one is taken.
 TEST_P(PtxGolden, GdaPostIsOneReleaseThenRecordThenDoorbell) {
   const auto has_in_order = [](const List& all, const List& wanted) {
     std::size_t at = 0;
-    for (const std::string& instruction : all) at += at < wanted.size() && instruction == wanted[at];
+    for (const std::string& instruction : all)
+      at += at < wanted.size() && instruction == wanted[at];
     return at == wanted.size();
   };
   const List device{release("gpu"), "st.relaxed.gpu.b32", "st.relaxed.sys.b64"};
@@ -199,7 +202,8 @@ TEST_P(PtxGolden, GdaPostIsOneReleaseThenRecordThenDoorbell) {
     EXPECT_TRUE(has_in_order(of(kernel), device)) << kernel;
     EXPECT_TRUE(has_in_order(of(kernel), system)) << kernel;
   }
-  for (const auto& [kernel, scope] : {std::pair{"gda_put_block", "cta"}, std::pair{"gda_put_device", "gpu"}}) {
+  for (const auto& [kernel, scope] :
+       {std::pair{"gda_put_block", "cta"}, std::pair{"gda_put_device", "gpu"}}) {
     const std::string s = scope;
     int atomics = 0;
     for (const std::string& instruction : of(kernel)) {
@@ -207,7 +211,9 @@ TEST_P(PtxGolden, GdaPostIsOneReleaseThenRecordThenDoorbell) {
       EXPECT_NE(instruction.rfind("membar", 0), 0u);
     }
     EXPECT_EQ(atomics, 1) << kernel << ": the reservation";
-    EXPECT_TRUE(has_in_order(of(kernel), {"ld.relaxed." + s + ".b64", "atom.relaxed." + s + ".cas.b64"})) << kernel;
+    EXPECT_TRUE(
+        has_in_order(of(kernel), {"ld.relaxed." + s + ".b64", "atom.relaxed." + s + ".cas.b64"}))
+        << kernel;
   }
 }
 

@@ -28,7 +28,8 @@ class Barrier {
  public:
   /// @param team  who takes part; ranks the survivors agreed to have failed are left out
   /// @param slot  0 .. barriers-1; one group at a time uses a slot
-  MARROW_DEVICE Barrier(const DeviceCommunicator& comm, Team team, Index slot) : comm_(comm), team_(team), slot_(slot) {}
+  MARROW_DEVICE Barrier(const DeviceCommunicator& comm, Team team, Index slot)
+      : comm_(comm), team_(team), slot_(slot) {}
 
   /// Every member's group calls this; returns when all have arrived.
   /// @param contexts  whose operations the fence covers
@@ -53,7 +54,8 @@ class Barrier {
         } else if (c != contexts.first || comm_.connected != 1u << static_cast<int>(Path::lsa)) {
           status = worse(status, one.flush_remote(coop, deadline));
         }
-        if (status == Status::timeout) deadline.ns = 1;  // the time is used up: the rest gets one look
+        if (status == Status::timeout)
+          deadline.ns = 1;  // the time is used up: the rest gets one look
       }
     }
     const bool alone = comm_.sharing == Sharing::thread;
@@ -64,7 +66,8 @@ class Barrier {
       for (int i = begin; i < team_.size; i += step) ++epoch(i);
       return coop.agree(status);
     }
-    for (int i = begin; i < team_.size; i += step) status = worse(status, arrive(gin, i, fence, deadline));
+    for (int i = begin; i < team_.size; i += step)
+      status = worse(status, arrive(gin, i, fence, deadline));
     for (int i = begin; i < team_.size; i += step) {
       if (status == Status::timeout) deadline.ns = 1;
       status = worse(status, await(gin, i, deadline));
@@ -73,11 +76,17 @@ class Barrier {
   }
 
  private:
-  MARROW_DEVICE int word(int source) const { return comm_.signals + slot_.value * comm_.nranks + source; }
+  MARROW_DEVICE int word(int source) const {
+    return comm_.signals + slot_.value * comm_.nranks + source;
+  }
   /// How often member `index` has been waited for: the number of calls.
-  MARROW_DEVICE std::uint64_t& epoch(int index) const { return comm_.signal_shadow[word(team_.world_rank(index))]; }
+  MARROW_DEVICE std::uint64_t& epoch(int index) const {
+    return comm_.signal_shadow[word(team_.world_rank(index))];
+  }
   /// How many arrivals that member was sent. (Barrier words are never reset, so their baseline is free.)
-  MARROW_DEVICE std::uint64_t& sent(int index) const { return comm_.signal_base[word(team_.world_rank(index))]; }
+  MARROW_DEVICE std::uint64_t& sent(int index) const {
+    return comm_.signal_base[word(team_.world_rank(index))];
+  }
 
   MARROW_DEVICE Status arrive(const Gin<>& gin, int index, Fence fence, Deadline deadline) const {
     const int peer = team_.world_rank(index);
@@ -88,13 +97,15 @@ class Barrier {
     Path path;
     Status status = gin.resolve(peer, team_world(comm_), "Barrier", &rank, &path);
     if (status != Status::ok) return status == Status::peer_failed ? Status::ok : status;
-    const detail::Then then{&comm_.sync[static_cast<int>(path)], static_cast<std::uint64_t>(word(comm_.rank)) * 8, owed,
+    const detail::Then then{&comm_.sync[static_cast<int>(path)],
+                            static_cast<std::uint64_t>(word(comm_.rank)) * 8, owed,
                             fence == Fence::put};
     detail::Knobs knobs;
     knobs.deadline = deadline;
-    status = gin.post_then(peer, path, then, path, knobs, Thread{}, [&](auto body, const detail::Then& own, const auto&) {
-      return body.add(comm_, gin.context(), peer, own, knobs);
-    });
+    status = gin.post_then(peer, path, then, path, knobs, Thread{},
+                           [&](auto body, const detail::Then& own, const auto&) {
+                             return body.add(comm_, gin.context(), peer, own, knobs);
+                           });
     if (status == Status::ok) sent(index) = due;
     return status;
   }
@@ -105,7 +116,8 @@ class Barrier {
     const int mine = word(peer);
     const std::uint64_t wanted = ++epoch(index);
     return wait_until(
-        comm_, deadline, [&] { return static_cast<std::int64_t>(gin.raw_signal(mine) - wanted) >= 0; }, peer);
+        comm_, deadline,
+        [&] { return static_cast<std::int64_t>(gin.raw_signal(mine) - wanted) >= 0; }, peer);
   }
 
   const DeviceCommunicator& comm_;

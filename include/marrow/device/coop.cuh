@@ -34,7 +34,8 @@ struct Tile {
     const std::uint32_t lanes = mask();
     Status worst = Status::ok;
     for (std::uint32_t s = 1; s <= static_cast<std::uint32_t>(Status::invalid); ++s) {
-      if (warp_ballot(lanes, static_cast<std::uint32_t>(status) >= s)) worst = static_cast<Status>(s);
+      if (warp_ballot(lanes, static_cast<std::uint32_t>(status) >= s))
+        worst = static_cast<Status>(s);
     }
     return worst;
   }

@@ -57,35 +57,39 @@ class Gin {
   ///         SignalAt whose window's atomic path is not the peer's path may time out after the data was
   ///         posted; repeat the action alone, with signal). peer_failed, aborted, invalid
   template <class... Options>
-  MARROW_DEVICE Status put(Index peer, const WindowHandle& window, std::uint64_t offset, const Region& source,
-                           std::uint64_t source_offset, std::uint64_t bytes, const Options&... options) const;
+  MARROW_DEVICE Status put(Index peer, const WindowHandle& window, std::uint64_t offset,
+                           const Region& source, std::uint64_t source_offset, std::uint64_t bytes,
+                           const Options&... options) const;
 
   /// Writes a value of 1..24 bytes, taken at once: its variable may be reused on return.
   /// Aligned 8-byte words of it land whole.
   template <class T, class... Options>
-  MARROW_DEVICE Status put_value(Index peer, const WindowHandle& window, std::uint64_t offset, const T& value,
-                                 const Options&... options) const;
+  MARROW_DEVICE Status put_value(Index peer, const WindowHandle& window, std::uint64_t offset,
+                                 const T& value, const Options&... options) const;
 
   /// Reads `bytes` from the peer's window into our region; readable after flush, or when its counter is reached.
   template <class... Options>
-  MARROW_DEVICE Status get(Index peer, const WindowHandle& window, std::uint64_t offset, const Region& target,
-                           std::uint64_t target_offset, std::uint64_t bytes, const Options&... options) const;
+  MARROW_DEVICE Status get(Index peer, const WindowHandle& window, std::uint64_t offset,
+                           const Region& target, std::uint64_t target_offset, std::uint64_t bytes,
+                           const Options&... options) const;
 
   /// Adds n to an 8-byte aligned 64-bit word of the peer's window. Atomic with every other add,
   /// fetch_add, compare_swap and SignalAt on it; not with load/store.
   template <class... Options>
-  MARROW_DEVICE Status add(Index peer, const WindowHandle& window, std::uint64_t offset, std::uint64_t n,
-                           const Options&... options) const;
+  MARROW_DEVICE Status add(Index peer, const WindowHandle& window, std::uint64_t offset,
+                           std::uint64_t n, const Options&... options) const;
 
   /// Adds n and waits for the old value. timeout: the add may still happen.
   template <class... Options>
-  MARROW_DEVICE Status fetch_add(Index peer, const WindowHandle& window, std::uint64_t offset, std::uint64_t n,
-                                 std::uint64_t* old, const Options&... options) const;
+  MARROW_DEVICE Status fetch_add(Index peer, const WindowHandle& window, std::uint64_t offset,
+                                 std::uint64_t n, std::uint64_t* old,
+                                 const Options&... options) const;
 
   /// Stores `desired` if the word equals `expected`; waits for the old value.
   template <class... Options>
-  MARROW_DEVICE Status compare_swap(Index peer, const WindowHandle& window, std::uint64_t offset, std::uint64_t expected,
-                                    std::uint64_t desired, std::uint64_t* old, const Options&... options) const;
+  MARROW_DEVICE Status compare_swap(Index peer, const WindowHandle& window, std::uint64_t offset,
+                                    std::uint64_t expected, std::uint64_t desired,
+                                    std::uint64_t* old, const Options&... options) const;
 
   /// The action alone.
   template <class Action, class... Options>
@@ -94,7 +98,8 @@ class Gin {
   /// Waits until our signal's value is at least `at_least` (rolling 64-bit compare).
   /// @return ok, timeout, peer_failed, aborted, invalid. Everything the seen signals prove is visible to the group.
   template <class... Options>
-  MARROW_DEVICE Status wait_signal(Index id, std::uint64_t at_least, const Options&... options) const;
+  MARROW_DEVICE Status wait_signal(Index id, std::uint64_t at_least,
+                                   const Options&... options) const;
   /// One look: ok or timeout (not yet).
   MARROW_DEVICE Status test_signal(Index id, std::uint64_t at_least) const;
   /// The value since the last reset: the sum of its per-path words. Acquires.
@@ -103,12 +108,15 @@ class Gin {
   MARROW_DEVICE void reset_signal(Index id) const;
   /// Waits for `delta` more than the shadow and moves the shadow there: for signals nobody resets.
   template <class... Options>
-  MARROW_DEVICE Status wait_signal_shadow(Index id, std::uint64_t delta, const Options&... options) const;
+  MARROW_DEVICE Status wait_signal_shadow(Index id, std::uint64_t delta,
+                                          const Options&... options) const;
   /// The shadow: what wait_signal_shadow has consumed.
-  MARROW_DEVICE std::uint64_t* signal_shadow(Index id) const { return comm_.signal_shadow + id.value; }
+  MARROW_DEVICE std::uint64_t* signal_shadow(Index id) const {
+    return comm_.signal_shadow + id.value;
+  }
   /// Waits until any of count signals ids[i] is at least at_least[i]; *which gets the first found.
-  MARROW_DEVICE Status wait_any(const std::int32_t* ids, const std::uint64_t* at_least, int count, int* which,
-                                Deadline deadline = {}) const;
+  MARROW_DEVICE Status wait_any(const std::int32_t* ids, const std::uint64_t* at_least, int count,
+                                int* which, Deadline deadline = {}) const;
 
   /// Waits until our counter is at least n.
   template <class... Options>
@@ -120,8 +128,8 @@ class Gin {
   /// Local completion of this context's operations, to all peers or to one: see the table above.
   /// After a timeout they are still outstanding.
   template <class... Options>
-    requires(detail::is_option<Options> && ...)
-  MARROW_DEVICE Status flush(const Options&... options) const;
+  requires(detail::is_option<Options>&&...) MARROW_DEVICE Status flush(const Options&... options)
+  const;
   template <class... Options>
   MARROW_DEVICE Status flush(Index peer, const Options&... options) const;
   MARROW_DEVICE Status flush_async(Index peer, Request* request) const;
@@ -135,9 +143,11 @@ class Gin {
   /// Sends 8 bytes that carry their own arrival flag to the peer's packet slot. One sender a slot;
   /// a slot may be sent again once its receiver has said (by other means) that it took the last one.
   /// @param epoch  not the slot's previous one; on gda and proxy the low 32 bits count. Never 0 (unsent slots hold 0)
-  MARROW_DEVICE Status send_packet(Index peer, Index slot, std::uint64_t value, std::uint64_t epoch) const;
+  MARROW_DEVICE Status send_packet(Index peer, Index slot, std::uint64_t value,
+                                   std::uint64_t epoch) const;
   /// Waits for the packet of exactly this epoch. Orders nothing else.
-  MARROW_DEVICE Status receive_packet(Index slot, std::uint64_t epoch, std::uint64_t* value, Deadline deadline = {}) const;
+  MARROW_DEVICE Status receive_packet(Index slot, std::uint64_t epoch, std::uint64_t* value,
+                                      Deadline deadline = {}) const;
 
   MARROW_DEVICE const DeviceCommunicator& communicator() const { return comm_; }
   MARROW_DEVICE int context() const { return context_; }
@@ -147,23 +157,29 @@ class Gin {
   MARROW_DEVICE Status on_path(Path path, Body&& body) const;
   template <class Coop, class Body>
   MARROW_DEVICE Status each_queue(const Coop& coop, Body&& body) const;
-  MARROW_DEVICE Status resolve(const Index& peer, const Team& team, const char* operation, int* rank, Path* path) const;
-  MARROW_DEVICE Status check_window(const Index& at, const char* operation, const WindowHandle& window,
-                                    std::uint64_t offset, std::uint64_t bytes, std::uint64_t align = 1) const;
-  MARROW_DEVICE Status check_region(const Index& at, const char* operation, const Region& region, std::uint64_t offset,
-                                    std::uint64_t bytes) const;
-  MARROW_DEVICE Status check_id(const Index& id, int limit, CheckedWhat what, const char* operation) const;
-  MARROW_DEVICE Status plan(const Index& at, Path path, const SignalAdd& action, detail::Then* then, Path* then_path) const;
-  MARROW_DEVICE Status plan(const Index& at, Path path, const SignalAt& action, detail::Then* then, Path* then_path) const;
+  MARROW_DEVICE Status resolve(const Index& peer, const Team& team, const char* operation,
+                               int* rank, Path* path) const;
+  MARROW_DEVICE Status check_window(const Index& at, const char* operation,
+                                    const WindowHandle& window, std::uint64_t offset,
+                                    std::uint64_t bytes, std::uint64_t align = 1) const;
+  MARROW_DEVICE Status check_region(const Index& at, const char* operation, const Region& region,
+                                    std::uint64_t offset, std::uint64_t bytes) const;
+  MARROW_DEVICE Status check_id(const Index& id, int limit, CheckedWhat what,
+                                const char* operation) const;
+  MARROW_DEVICE Status plan(const Index& at, Path path, const SignalAdd& action, detail::Then* then,
+                            Path* then_path) const;
+  MARROW_DEVICE Status plan(const Index& at, Path path, const SignalAt& action, detail::Then* then,
+                            Path* then_path) const;
   template <class... Options>
   MARROW_DEVICE Status plan_options(const Index& at, Path path, detail::Then* then, Path* then_path,
                                     const Options&... options) const;
   template <class Coop, class Post>
-  MARROW_DEVICE Status post_then(int peer, Path path, const detail::Then& then, Path then_path, const detail::Knobs& knobs,
-                                 const Coop& coop, Post&& post, int action_counter = -1) const;
+  MARROW_DEVICE Status post_then(int peer, Path path, const detail::Then& then, Path then_path,
+                                 const detail::Knobs& knobs, const Coop& coop, Post&& post,
+                                 int action_counter = -1) const;
   template <class... Options>
-  MARROW_DEVICE Status fetch(const Index& peer, const detail::FetchOp& op, std::uint64_t* old, const char* operation,
-                             const Options&... options) const;
+  MARROW_DEVICE Status fetch(const Index& peer, const detail::FetchOp& op, std::uint64_t* old,
+                             const char* operation, const Options&... options) const;
   MARROW_DEVICE std::uint64_t raw_signal(int word) const;
   MARROW_DEVICE std::uint64_t raw_counter(int id) const;
 

@@ -24,8 +24,7 @@ template <class... Parameters, class... Args>
 void launch_on_gpu(const Place& where, int grid, int block, std::size_t shared_bytes, bool early,
                    void (*kernel)(Parameters...), Args&&... args) {
   if (where.kind != Place::Kind::gpu) {
-    throw Error(Code::invalid_argument,
-                "a kernel built by nvcc was launched on the CPU device",
+    throw Error(Code::invalid_argument, "a kernel built by nvcc was launched on the CPU device",
                 "build the kernel's file with g++ for Place::cpu(), or pass Place::gpu(device)");
   }
   std::tuple<Parameters...> values(static_cast<Parameters>(std::forward<Args>(args))...);
@@ -71,7 +70,8 @@ void launch_on_gpu(const Place& where, int grid, int block, std::size_t shared_b
 template <class... Parameters, class... Args>
 void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
             void (*kernel)(Parameters...), Args&&... args) {
-  detail::launch_on_gpu(where, grid, block, shared_bytes, false, kernel, std::forward<Args>(args)...);
+  detail::launch_on_gpu(where, grid, block, shared_bytes, false, kernel,
+                        std::forward<Args>(args)...);
 }
 
 /// launch(), except that the kernel may start while the stream's previous one still runs (its blocks
@@ -80,7 +80,8 @@ void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
 template <class... Parameters, class... Args>
 void launch_early(const Place& where, int grid, int block, std::size_t shared_bytes,
                   void (*kernel)(Parameters...), Args&&... args) {
-  detail::launch_on_gpu(where, grid, block, shared_bytes, true, kernel, std::forward<Args>(args)...);
+  detail::launch_on_gpu(where, grid, block, shared_bytes, true, kernel,
+                        std::forward<Args>(args)...);
 }
 
 #else
@@ -121,7 +122,7 @@ void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
   const int lanes = detail::cpu_lanes();
   const std::uint64_t seed = detail::cpu_seed();
   std::vector<CpuBlock> blocks(static_cast<std::size_t>(grid));
-  std::vector<std::unique_ptr<std::byte[]>> shared;
+  std::vector<std::unique_ptr<std::byte[]> > shared;
   std::vector<std::thread> threads;
   threads.reserve(static_cast<std::size_t>(grid) * block);
   for (int b = 0; b < grid; ++b) {
@@ -141,7 +142,9 @@ void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
     const CpuThread outer = self;
     self.block = &team;
     self.index = t;
-    self.random = seed ? seed * 0x9e3779b97f4a7c15ull + (team.index * 4099u + t + 1) * 0xbf58476d1ce4e5b9ull : 0;
+    self.random =
+        seed ? seed * 0x9e3779b97f4a7c15ull + (team.index * 4099u + t + 1) * 0xbf58476d1ce4e5b9ull
+             : 0;
     std::apply(kernel, values);
     team.barrier.leave();
     self = outer;
@@ -167,10 +170,11 @@ void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
   start.store(complete ? 1 : -1, std::memory_order_release);
   for (std::thread& thread : threads) thread.join();
   if (!complete) {
-    throw Error(Code::out_of_memory,
-                "launch of " + std::to_string(grid) + " blocks x " + std::to_string(block) +
-                    " threads: the system gave only " + std::to_string(threads.size()) + " threads",
-                "use fewer, or raise the limit of processes (ulimit -u, the container's pids limit)");
+    throw Error(
+        Code::out_of_memory,
+        "launch of " + std::to_string(grid) + " blocks x " + std::to_string(block) +
+            " threads: the system gave only " + std::to_string(threads.size()) + " threads",
+        "use fewer, or raise the limit of processes (ulimit -u, the container's pids limit)");
   }
 }
 

@@ -22,7 +22,8 @@ class Lsa {
   /// @return null when the peer is not load/store reachable, the rank or the offset is out of range
   template <class T>
   MARROW_DEVICE T* pointer(const WindowHandle& window, std::uint64_t offset, int peer) const {
-    if (static_cast<unsigned>(peer) >= static_cast<unsigned>(comm_.nranks) || offset > window.bytes || !window.lsa) {
+    if (static_cast<unsigned>(peer) >= static_cast<unsigned>(comm_.nranks) ||
+        offset > window.bytes || !window.lsa) {
       return nullptr;
     }
     const std::uint64_t base = detail::lsa_base(comm_, window, peer);

@@ -15,7 +15,8 @@ inline namespace cpu_device {
 
 class Multimem {
  public:
-  MARROW_DEVICE explicit Multimem(const DeviceCommunicator& comm) : lsa_(comm), team_(team_lsa(comm)) {}
+  MARROW_DEVICE explicit Multimem(const DeviceCommunicator& comm)
+      : lsa_(comm), team_(team_lsa(comm)) {}
 
   /// Sum over the lsa team of the element at byte `offset` of each member's window. Orders nothing:
   /// barrier before, as for any plain load. A member whose memory is not mapped (it had failed before the
@@ -25,14 +26,16 @@ class Multimem {
   MARROW_DEVICE T load_reduce(const WindowHandle& window, std::uint64_t offset) const {
     T sum{};
     for (int i = 0; i < team_.size; ++i) {
-      if (const T* element = lsa_.pointer<const T>(window, offset, team_.world_rank(i))) sum += *element;
+      if (const T* element = lsa_.pointer<const T>(window, offset, team_.world_rank(i)))
+        sum += *element;
     }
     return sum;
   }
 
   /// Adds n to the 64-bit word at `offset` of each member's window; relaxed, system scope. Only on
   /// windows whose atomic path is lsa.
-  MARROW_DEVICE Status reduce_add(const WindowHandle& window, std::uint64_t offset, std::uint64_t n) const {
+  MARROW_DEVICE Status reduce_add(const WindowHandle& window, std::uint64_t offset,
+                                  std::uint64_t n) const {
     if (window.atomic_path != Path::lsa) return Status::invalid;
     for (int i = 0; i < team_.size; ++i) {
       auto* word = lsa_.pointer<std::uint64_t>(window, offset, team_.world_rank(i));
@@ -43,7 +46,8 @@ class Multimem {
 
   /// Stores the value at `offset` of each member's window.
   template <class T>
-  MARROW_DEVICE void broadcast_store(const WindowHandle& window, std::uint64_t offset, T value) const {
+  MARROW_DEVICE void broadcast_store(const WindowHandle& window, std::uint64_t offset,
+                                     T value) const {
     for (int i = 0; i < team_.size; ++i) {
       if (T* element = lsa_.pointer<T>(window, offset, team_.world_rank(i))) *element = value;
     }

@@ -86,7 +86,9 @@ struct WaitWords {
   std::uint64_t wait_ns;
   std::uint64_t* look;
 };
-MARROW_DEVICE WaitWords wait_words(const DeviceCommunicator& comm) { return {comm.control, comm.wait_ns, comm.look}; }
+MARROW_DEVICE WaitWords wait_words(const DeviceCommunicator& comm) {
+  return {comm.control, comm.wait_ns, comm.look};
+}
 
 /// How often waiters look at the words the host writes: a read of host memory costs a GPU about 1 us.
 inline constexpr std::uint64_t kLookNs = 10000;
@@ -131,7 +133,8 @@ MARROW_DEVICE Status control_status(const DeviceCommunicator& comm, int peer = -
 /// @param peer      rank this wait depends on, or -1; a failed (masked) one ends the wait
 /// @return ok, timeout (what was waited for may still come), peer_failed, aborted
 template <class Predicate>
-MARROW_DEVICE Status wait_until(const WaitWords& comm, Deadline deadline, Predicate&& predicate, int peer = -1) {
+MARROW_DEVICE Status wait_until(const WaitWords& comm, Deadline deadline, Predicate&& predicate,
+                                int peer = -1) {
   constexpr int kBetweenLooks = 32;  // at the clock
   const std::uint64_t limit = deadline.ns ? deadline.ns : comm.wait_ns;
   std::uint64_t start = 0;
@@ -159,8 +162,8 @@ MARROW_DEVICE Status wait_until(const WaitWords& comm, Deadline deadline, Predic
   }
 }
 template <class Predicate>
-MARROW_DEVICE Status wait_until(const DeviceCommunicator& comm, Deadline deadline, Predicate&& predicate,
-                                int peer = -1) {
+MARROW_DEVICE Status wait_until(const DeviceCommunicator& comm, Deadline deadline,
+                                Predicate&& predicate, int peer = -1) {
   return wait_until(wait_words(comm), deadline, predicate, peer);
 }
 

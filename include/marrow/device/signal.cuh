@@ -59,9 +59,21 @@ struct Region {
 
   Region() = default;
   MARROW_HOST_DEVICE Region(const WindowHandle& w)  // NOLINT: implicit by design
-      : local(w.local), bytes(w.bytes), gda_local(w.gda_local), gda_lkey(w.gda_lkey), id(w.id), abi(w.abi), host_memory(w.host_memory) {}
+      : local(w.local),
+        bytes(w.bytes),
+        gda_local(w.gda_local),
+        gda_lkey(w.gda_lkey),
+        id(w.id),
+        abi(w.abi),
+        host_memory(w.host_memory) {}
   MARROW_HOST_DEVICE Region(const LocalBufferHandle& b)  // NOLINT: implicit by design
-      : local(b.local), bytes(b.bytes), gda_local(b.gda_local), gda_lkey(b.gda_lkey), id(b.id), abi(b.abi), host_memory(b.host_memory) {}
+      : local(b.local),
+        bytes(b.bytes),
+        gda_local(b.gda_local),
+        gda_lkey(b.gda_lkey),
+        id(b.id),
+        abi(b.abi),
+        host_memory(b.host_memory) {}
 };
 
 /// A rank, signal, counter or slot number that remembers, in MARROW_CHECKED builds, where in the
@@ -71,7 +83,8 @@ struct Index {
 #if defined(MARROW_CHECKED)
   const char* file;
   std::uint32_t line;
-  MARROW_HOST_DEVICE constexpr Index(int v, const char* f = __builtin_FILE(), std::uint32_t l = __builtin_LINE())  // NOLINT
+  MARROW_HOST_DEVICE constexpr Index(int v, const char* f = __builtin_FILE(),
+                                     std::uint32_t l = __builtin_LINE())  // NOLINT
       : value(v), file(f), line(l) {}
 #else
   MARROW_HOST_DEVICE constexpr Index(int v) : value(v) {}  // NOLINT: implicit by design

@@ -8,8 +8,9 @@ namespace marrow {
 
 /// Result of a device operation. Larger is worse: a group's result is the maximum of its threads'.
 enum class Status : std::uint32_t {
-  ok = 0,           ///< done, with the meaning the operation documents
-  timeout = 1,      ///< the deadline passed. From put: nothing was posted. From a wait or flush: the operation is still outstanding
+  ok = 0,  ///< done, with the meaning the operation documents
+  timeout =
+      1,  ///< the deadline passed. From put: nothing was posted. From a wait or flush: the operation is still outstanding
   peer_failed = 2,  ///< the peer's process or connection ended, or its queue is in error
   aborted = 3,      ///< the communicator was revoked
   invalid = 4,      ///< bad argument or another ABI; Communicator::check() has the sentence

@@ -72,8 +72,8 @@ MARROW_DEVICE void prefetch_share(const AllToAllArguments& a) {
   if (work >= (n - 1) * a.blocks_per_peer) return;
   const int peer = (a.comm.rank + 1 + work % (n - 1)) % n;
   const Share share = share_of(a.chunk, work / (n - 1), a.blocks_per_peer);
-  for (std::uint64_t at = static_cast<std::uint64_t>(thread_index()) * 128; at < share.bytes && at < 65536;
-       at += static_cast<std::uint64_t>(block_size()) * 128) {
+  for (std::uint64_t at = static_cast<std::uint64_t>(thread_index()) * 128;
+       at < share.bytes && at < 65536; at += static_cast<std::uint64_t>(block_size()) * 128) {
     prefetch(a.input.local + static_cast<std::uint64_t>(peer) * a.chunk + share.offset + at);
   }
 }
@@ -126,20 +126,23 @@ MARROW_DEVICE Status large_all_to_all(const AllToAllArguments& a) {
 }
 
 // Launched early: a kernel's blocks are placed while the previous one ends.
-MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) small_all_to_all_kernel(const MARROW_GRID_CONSTANT AllToAllArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
+    small_all_to_all_kernel(const MARROW_GRID_CONSTANT AllToAllArguments a) {
   await_previous_kernel();
   let_next_kernel_start();
   begin(a.log);
   finish(a.log, small_all_to_all(a));
 }
-MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) lsa_all_to_all_kernel(const MARROW_GRID_CONSTANT AllToAllArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
+    lsa_all_to_all_kernel(const MARROW_GRID_CONSTANT AllToAllArguments a) {
   prefetch_share(a);
   await_previous_kernel();
   let_next_kernel_start();
   begin(a.log);
   finish(a.log, large_all_to_all<Gin<Path::lsa>>(a));
 }
-MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) large_all_to_all_kernel(const MARROW_GRID_CONSTANT AllToAllArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
+    large_all_to_all_kernel(const MARROW_GRID_CONSTANT AllToAllArguments a) {
   prefetch_share(a);
   await_previous_kernel();
   let_next_kernel_start();

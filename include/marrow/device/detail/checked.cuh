@@ -34,8 +34,10 @@ MARROW_DEVICE void copy_text(char (&to)[kSize], const char* from) {
 
 /// Records a violation (checked builds) and returns Status::invalid.
 MARROW_DEVICE Status violation(const DeviceCommunicator& comm, [[maybe_unused]] const Index& at,
-                               [[maybe_unused]] const char* operation, [[maybe_unused]] CheckedWhat what,
-                               [[maybe_unused]] std::uint64_t value, [[maybe_unused]] std::uint64_t limit) {
+                               [[maybe_unused]] const char* operation,
+                               [[maybe_unused]] CheckedWhat what,
+                               [[maybe_unused]] std::uint64_t value,
+                               [[maybe_unused]] std::uint64_t limit) {
 #if defined(MARROW_CHECKED)
   // The count is published after the report's words by the reserve being first and `line` last:
   // the host shows a report only when its line is not 0.

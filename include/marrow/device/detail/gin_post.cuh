@@ -26,10 +26,12 @@ MARROW_DEVICE Gin<kOnly...>::Gin(const DeviceCommunicator& comm, Index context)
   if (comm.abi != kAbiVersion) {
     // Only the control pointer's place is relied on: it has not moved since ABI 1. (Null: a handle that
     // no host made.)
-    if (comm.control) store_relaxed<Scope::system>(&comm.control->foreign_abi, std::uint64_t{kAbiVersion});
+    if (comm.control)
+      store_relaxed<Scope::system>(&comm.control->foreign_abi, std::uint64_t{kAbiVersion});
     status_ = Status::invalid;
   } else if (static_cast<unsigned>(context_) >= static_cast<unsigned>(comm.contexts)) {
-    status_ = detail::violation(comm, context, "Gin", CheckedWhat::context, static_cast<std::uint64_t>(context_),
+    status_ = detail::violation(comm, context, "Gin", CheckedWhat::context,
+                                static_cast<std::uint64_t>(context_),
                                 static_cast<std::uint64_t>(comm.contexts));
   }
 }
@@ -51,11 +53,12 @@ MARROW_DEVICE Status Gin<kOnly...>::on_path(Path path, Body&& body) const {
 }
 
 template <Path... kOnly>
-MARROW_DEVICE Status Gin<kOnly...>::resolve(const Index& peer, const Team& team, const char* operation, int* rank,
-                                            Path* path) const {
+MARROW_DEVICE Status Gin<kOnly...>::resolve(const Index& peer, const Team& team,
+                                            const char* operation, int* rank, Path* path) const {
   if (status_ != Status::ok) return status_;
   if (static_cast<unsigned>(peer.value) >= static_cast<unsigned>(team.size)) {
-    return detail::violation(comm_, peer, operation, CheckedWhat::peer, static_cast<std::uint64_t>(peer.value),
+    return detail::violation(comm_, peer, operation, CheckedWhat::peer,
+                             static_cast<std::uint64_t>(peer.value),
                              static_cast<std::uint64_t>(team.size));
   }
   *rank = team.world_rank(peer.value);
@@ -69,36 +72,42 @@ MARROW_DEVICE Status Gin<kOnly...>::resolve(const Index& peer, const Team& team,
 }
 
 template <Path... kOnly>
-MARROW_DEVICE Status Gin<kOnly...>::check_window(const Index& at, const char* operation, const WindowHandle& window,
-                                                 std::uint64_t offset, std::uint64_t bytes, std::uint64_t align) const {
+MARROW_DEVICE Status Gin<kOnly...>::check_window(const Index& at, const char* operation,
+                                                 const WindowHandle& window, std::uint64_t offset,
+                                                 std::uint64_t bytes, std::uint64_t align) const {
   if (window.abi != kAbiVersion) {
     return detail::violation(comm_, at, operation, CheckedWhat::abi, window.abi, kAbiVersion);
   }
   if constexpr (detail::kChecked) {
     if (!detail::inside(offset, bytes, window.bytes)) {
-      return detail::violation(comm_, at, operation, CheckedWhat::bounds_destination, offset + bytes, window.bytes);
+      return detail::violation(comm_, at, operation, CheckedWhat::bounds_destination,
+                               offset + bytes, window.bytes);
     }
-    if (offset % align) return detail::violation(comm_, at, operation, CheckedWhat::alignment, offset, align);
+    if (offset % align)
+      return detail::violation(comm_, at, operation, CheckedWhat::alignment, offset, align);
   }
   return Status::ok;
 }
 
 template <Path... kOnly>
-MARROW_DEVICE Status Gin<kOnly...>::check_region(const Index& at, const char* operation, const Region& region,
-                                                 std::uint64_t offset, std::uint64_t bytes) const {
+MARROW_DEVICE Status Gin<kOnly...>::check_region(const Index& at, const char* operation,
+                                                 const Region& region, std::uint64_t offset,
+                                                 std::uint64_t bytes) const {
   if (bytes && region.abi != kAbiVersion) {
     return detail::violation(comm_, at, operation, CheckedWhat::abi, region.abi, kAbiVersion);
   }
   if constexpr (detail::kChecked) {
     if (!detail::inside(offset, bytes, region.bytes)) {
-      return detail::violation(comm_, at, operation, CheckedWhat::bounds_source, offset + bytes, region.bytes);
+      return detail::violation(comm_, at, operation, CheckedWhat::bounds_source, offset + bytes,
+                               region.bytes);
     }
   }
   return Status::ok;
 }
 
 template <Path... kOnly>
-MARROW_DEVICE Status Gin<kOnly...>::check_id(const Index& id, int limit, CheckedWhat what, const char* operation) const {
+MARROW_DEVICE Status Gin<kOnly...>::check_id(const Index& id, int limit, CheckedWhat what,
+                                             const char* operation) const {
   if (status_ != Status::ok) return status_;
   if (static_cast<unsigned>(id.value) < static_cast<unsigned>(limit)) return Status::ok;
   return detail::violation(comm_, id, operation, what, static_cast<std::uint64_t>(id.value),
@@ -106,10 +115,11 @@ MARROW_DEVICE Status Gin<kOnly...>::check_id(const Index& id, int limit, Checked
 }
 
 template <Path... kOnly>
-MARROW_DEVICE Status Gin<kOnly...>::plan(const Index& at, Path path, const SignalAdd& action, detail::Then* then,
-                                         Path* then_path) const {
+MARROW_DEVICE Status Gin<kOnly...>::plan(const Index& at, Path path, const SignalAdd& action,
+                                         detail::Then* then, Path* then_path) const {
   if (static_cast<unsigned>(action.id) >= static_cast<unsigned>(comm_.signals)) {
-    return detail::violation(comm_, at, "SignalAdd", CheckedWhat::signal, static_cast<std::uint64_t>(action.id),
+    return detail::violation(comm_, at, "SignalAdd", CheckedWhat::signal,
+                             static_cast<std::uint64_t>(action.id),
                              static_cast<std::uint64_t>(comm_.signals));
   }
   *then = {&comm_.sync[static_cast<int>(path)], static_cast<std::uint64_t>(action.id) * 8, action.n,
@@ -119,8 +129,8 @@ MARROW_DEVICE Status Gin<kOnly...>::plan(const Index& at, Path path, const Signa
 }
 
 template <Path... kOnly>
-MARROW_DEVICE Status Gin<kOnly...>::plan(const Index& at, Path, const SignalAt& action, detail::Then* then,
-                                         Path* then_path) const {
+MARROW_DEVICE Status Gin<kOnly...>::plan(const Index& at, Path, const SignalAt& action,
+                                         detail::Then* then, Path* then_path) const {
   const Status status = check_window(at, "SignalAt", action.window, action.offset, 8, 8);
   if (status != Status::ok) return status;
   *then = {&action.window, action.offset, action.n, action.strength == Strength::strong};
@@ -130,8 +140,8 @@ MARROW_DEVICE Status Gin<kOnly...>::plan(const Index& at, Path, const SignalAt& 
 
 template <Path... kOnly>
 template <class... Options>
-MARROW_DEVICE Status Gin<kOnly...>::plan_options(const Index& at, Path path, detail::Then* then, Path* then_path,
-                                                 const Options&... options) const {
+MARROW_DEVICE Status Gin<kOnly...>::plan_options(const Index& at, Path path, detail::Then* then,
+                                                 Path* then_path, const Options&... options) const {
   static_assert(!(detail::has<SignalAdd, Options...> && detail::has<SignalAt, Options...>),
                 "one action an operation: SignalAdd or SignalAt");
   *then_path = path;
@@ -141,7 +151,8 @@ MARROW_DEVICE Status Gin<kOnly...>::plan_options(const Index& at, Path path, det
     if constexpr (std::is_same_v<Option, SignalAdd> || std::is_same_v<Option, SignalAt>) {
       status = plan(at, path, option, then, then_path);
     } else if constexpr (std::is_same_v<Option, CounterInc>) {
-      const Status counted = check_id(option.id, comm_.counters, CheckedWhat::counter, "CounterInc");
+      const Status counted =
+          check_id(option.id, comm_.counters, CheckedWhat::counter, "CounterInc");
       if (counted != Status::ok) status = counted;
     }
   };
@@ -154,8 +165,9 @@ MARROW_DEVICE Status Gin<kOnly...>::plan_options(const Index& at, Path path, det
 /// @param action_counter  what the action counts on when it travels alone; -1: nothing
 template <Path... kOnly>
 template <class Coop, class Post>
-MARROW_DEVICE Status Gin<kOnly...>::post_then(int peer, Path path, const detail::Then& then, Path then_path,
-                                              const detail::Knobs& knobs, const Coop& coop, Post&& post,
+MARROW_DEVICE Status Gin<kOnly...>::post_then(int peer, Path path, const detail::Then& then,
+                                              Path then_path, const detail::Knobs& knobs,
+                                              const Coop& coop, Post&& post,
                                               int action_counter) const {
   const bool fused = !then.window || then_path == path;
   if (then.window && fused && then.strong && comm_.atomic_path != path &&
@@ -187,11 +199,13 @@ MARROW_DEVICE Status Gin<kOnly...>::post_then(int peer, Path path, const detail:
   coop.sync();
   Status status = Status::ok;
   if (coop.rank() == 0) {
-    status = on_path(path, [&](auto body) { return body.flush_remote(comm_, context_, peer, knobs); });
+    status =
+        on_path(path, [&](auto body) { return body.flush_remote(comm_, context_, peer, knobs); });
     if (status == Status::ok) {
       detail::Knobs alone = knobs;
       alone.counter = action_counter;
-      status = on_path(then_path, [&](auto body) { return body.add(comm_, context_, peer, then, alone); });
+      status = on_path(then_path,
+                       [&](auto body) { return body.add(comm_, context_, peer, then, alone); });
     }
   }
   return coop.agree(status);
@@ -199,28 +213,33 @@ MARROW_DEVICE Status Gin<kOnly...>::post_then(int peer, Path path, const detail:
 
 template <Path... kOnly>
 template <class... Options>
-MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window, std::uint64_t offset,
-                                        const Region& source, std::uint64_t source_offset, std::uint64_t bytes,
+MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window,
+                                        std::uint64_t offset, const Region& source,
+                                        std::uint64_t source_offset, std::uint64_t bytes,
                                         const Options&... options) const {
   const detail::Knobs knobs = detail::knobs_of(options...);
   const typename detail::CoopOf<Options...>::type coop;
-  if constexpr (detail::compiled_in<kOnly...>(Path::lsa) && !detail::kChecked && !detail::has<SignalAt, Options...>) {
+  if constexpr (detail::compiled_in<kOnly...>(Path::lsa) && !detail::kChecked &&
+                !detail::has<SignalAt, Options...>) {
     // The short way to a load/store peer. One thread needs about 2 ns an instruction, so all arguments
     // are checked at once; whatever is unusual takes the long way below.
     const Team team = detail::pick(team_world(comm_), options...);
     const SignalAdd action = detail::pick(SignalAdd{}, options...);
-    bool plain = (status_ == Status::ok) & (static_cast<unsigned>(peer.value) < static_cast<unsigned>(team.size)) &
+    bool plain = (status_ == Status::ok) &
+                 (static_cast<unsigned>(peer.value) < static_cast<unsigned>(team.size)) &
                  (window.abi == kAbiVersion) & (source.abi == kAbiVersion);
     if constexpr (detail::has<SignalAdd, Options...>) {
       plain = plain & (static_cast<unsigned>(action.id) < static_cast<unsigned>(comm_.signals)) &
               (comm_.atomic_path == Path::lsa);
     }
     if constexpr (detail::has<CounterInc, Options...>) {
-      plain = plain & (static_cast<unsigned>(knobs.counter) < static_cast<unsigned>(comm_.counters));
+      plain =
+          plain & (static_cast<unsigned>(knobs.counter) < static_cast<unsigned>(comm_.counters));
     }
     const int to = team.world_rank(peer.value);
     const auto place = static_cast<unsigned>(to - comm_.lsa_first);
-    plain = plain & (place < static_cast<unsigned>(comm_.lsa_size)) & (place < static_cast<unsigned>(kNear));
+    plain = plain & (place < static_cast<unsigned>(comm_.lsa_size)) &
+            (place < static_cast<unsigned>(kNear));
     if (plain) {
       coop.sync();
       const std::byte* from = source.local + source_offset;
@@ -238,8 +257,8 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window, 
       }
       compute_here(base, word);
       if (path == static_cast<std::uint8_t>(Path::lsa)) {
-        detail::PathLsa::put_directly<detail::has<SignalAdd, Options...>>(comm_, base, from, bytes, has_value, value, word,
-                                                                         action.n, knobs, coop);
+        detail::PathLsa::put_directly<detail::has<SignalAdd, Options...>>(
+            comm_, base, from, bytes, has_value, value, word, action.n, knobs, coop);
         return Status::ok;
       }
     }
@@ -257,19 +276,21 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window, 
   if (status == Status::ok) status = plan_options(peer, path, &then, &then_path, options...);
   if (status != Status::ok) return status;
   const detail::PutOp op{rank, window, offset, source, source_offset, bytes};
-  return post_then(rank, path, then, then_path, knobs, coop, [&](auto body, const detail::Then& own, const auto& group) {
-    if constexpr (decltype(body)::kPath == Path::lsa) {
-      return body.put(comm_, context_, op, own, knobs, group);
-    } else {
-      return body.put(comm_, context_, op, own, knobs);
-    }
-  });
+  return post_then(rank, path, then, then_path, knobs, coop,
+                   [&](auto body, const detail::Then& own, const auto& group) {
+                     if constexpr (decltype(body)::kPath == Path::lsa) {
+                       return body.put(comm_, context_, op, own, knobs, group);
+                     } else {
+                       return body.put(comm_, context_, op, own, knobs);
+                     }
+                   });
 }
 
 template <Path... kOnly>
 template <class T, class... Options>
-MARROW_DEVICE Status Gin<kOnly...>::put_value(Index peer, const WindowHandle& window, std::uint64_t offset,
-                                              const T& value, const Options&... options) const {
+MARROW_DEVICE Status Gin<kOnly...>::put_value(Index peer, const WindowHandle& window,
+                                              std::uint64_t offset, const T& value,
+                                              const Options&... options) const {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) >= 1 && sizeof(T) <= 24,
                 "put_value takes a trivially copyable value of 1 to 24 bytes; use put for more");
   const detail::Knobs knobs = detail::knobs_of(options...);
@@ -278,25 +299,31 @@ MARROW_DEVICE Status Gin<kOnly...>::put_value(Index peer, const WindowHandle& wi
   Path path;
   detail::Then then;
   Path then_path;
-  Status status = resolve(peer, detail::pick(team_world(comm_), options...), "put_value", &rank, &path);
+  Status status =
+      resolve(peer, detail::pick(team_world(comm_), options...), "put_value", &rank, &path);
   if (status == Status::ok) status = check_window(peer, "put_value", window, offset, sizeof(T));
   if (status == Status::ok) status = plan_options(peer, path, &then, &then_path, options...);
   if (status != Status::ok) return status;
-  return post_then(rank, path, then, then_path, knobs, coop, [&](auto body, const detail::Then& own, const auto& group) {
-    if constexpr (decltype(body)::kPath == Path::lsa) {
-      return body.put_value(comm_, context_, rank, window, offset, &value, sizeof(T), own, knobs, group);
-    } else {
-      return body.put_value(comm_, context_, rank, window, offset, &value, sizeof(T), own, knobs);
-    }
-  });
+  return post_then(rank, path, then, then_path, knobs, coop,
+                   [&](auto body, const detail::Then& own, const auto& group) {
+                     if constexpr (decltype(body)::kPath == Path::lsa) {
+                       return body.put_value(comm_, context_, rank, window, offset, &value,
+                                             sizeof(T), own, knobs, group);
+                     } else {
+                       return body.put_value(comm_, context_, rank, window, offset, &value,
+                                             sizeof(T), own, knobs);
+                     }
+                   });
 }
 
 template <Path... kOnly>
 template <class... Options>
-MARROW_DEVICE Status Gin<kOnly...>::get(Index peer, const WindowHandle& window, std::uint64_t offset,
-                                        const Region& target, std::uint64_t target_offset, std::uint64_t bytes,
+MARROW_DEVICE Status Gin<kOnly...>::get(Index peer, const WindowHandle& window,
+                                        std::uint64_t offset, const Region& target,
+                                        std::uint64_t target_offset, std::uint64_t bytes,
                                         const Options&... options) const {
-  static_assert(!detail::has<SignalAdd, Options...> && !detail::has<SignalAt, Options...>, "a get has no remote action");
+  static_assert(!detail::has<SignalAdd, Options...> && !detail::has<SignalAt, Options...>,
+                "a get has no remote action");
   const detail::Knobs knobs = detail::knobs_of(options...);
   const typename detail::CoopOf<Options...>::type coop;
   int rank;
@@ -309,20 +336,23 @@ MARROW_DEVICE Status Gin<kOnly...>::get(Index peer, const WindowHandle& window, 
   if (status == Status::ok) status = plan_options(peer, path, &none, &same, options...);
   if (status != Status::ok) return status;
   const detail::GetOp op{rank, window, offset, target, target_offset, bytes};
-  return post_then(rank, path, none, path, knobs, coop, [&](auto body, const detail::Then&, const auto& group) {
-    if constexpr (decltype(body)::kPath == Path::lsa) {
-      return body.get(comm_, context_, op, knobs, group);
-    } else {
-      return body.get(comm_, context_, op, knobs);
-    }
-  });
+  return post_then(rank, path, none, path, knobs, coop,
+                   [&](auto body, const detail::Then&, const auto& group) {
+                     if constexpr (decltype(body)::kPath == Path::lsa) {
+                       return body.get(comm_, context_, op, knobs, group);
+                     } else {
+                       return body.get(comm_, context_, op, knobs);
+                     }
+                   });
 }
 
 template <Path... kOnly>
 template <class... Options>
-MARROW_DEVICE Status Gin<kOnly...>::add(Index peer, const WindowHandle& window, std::uint64_t offset, std::uint64_t n,
+MARROW_DEVICE Status Gin<kOnly...>::add(Index peer, const WindowHandle& window,
+                                        std::uint64_t offset, std::uint64_t n,
                                         const Options&... options) const {
-  static_assert(!detail::has<SignalAdd, Options...> && !detail::has<SignalAt, Options...>, "an add has no further action");
+  static_assert(!detail::has<SignalAdd, Options...> && !detail::has<SignalAt, Options...>,
+                "an add has no further action");
   const detail::Knobs knobs = detail::knobs_of(options...);
   const typename detail::CoopOf<Options...>::type coop;
   int rank;
@@ -336,43 +366,52 @@ MARROW_DEVICE Status Gin<kOnly...>::add(Index peer, const WindowHandle& window, 
   coop.sync();
   if (coop.rank() == 0) {
     const detail::Then then{&window, offset, n, false};
-    status = on_path(window.atomic_path, [&](auto body) { return body.add(comm_, context_, rank, then, knobs); });
+    status = on_path(window.atomic_path,
+                     [&](auto body) { return body.add(comm_, context_, rank, then, knobs); });
   }
   return coop.agree(status);
 }
 
 template <Path... kOnly>
 template <class... Options>
-MARROW_DEVICE Status Gin<kOnly...>::fetch(const Index& peer, const detail::FetchOp& op, std::uint64_t* old,
-                                          const char* operation, const Options&... options) const {
-  static_assert(!detail::has<CounterInc, Options...>, "a fetch is complete when it returns: it counts on nothing");
+MARROW_DEVICE Status Gin<kOnly...>::fetch(const Index& peer, const detail::FetchOp& op,
+                                          std::uint64_t* old, const char* operation,
+                                          const Options&... options) const {
+  static_assert(!detail::has<CounterInc, Options...>,
+                "a fetch is complete when it returns: it counts on nothing");
   const detail::Knobs knobs = detail::knobs_of(options...);
   int rank;
   Path path;
-  Status status = resolve(peer, detail::pick(team_world(comm_), options...), operation, &rank, &path);
+  Status status =
+      resolve(peer, detail::pick(team_world(comm_), options...), operation, &rank, &path);
   if (status == Status::ok) status = check_window(peer, operation, op.window, op.offset, 8, 8);
   if (status != Status::ok) return status;
-  return on_path(op.window.atomic_path, [&](auto body) { return body.fetch(comm_, context_, rank, op, old, knobs); });
+  return on_path(op.window.atomic_path,
+                 [&](auto body) { return body.fetch(comm_, context_, rank, op, old, knobs); });
 }
 
 template <Path... kOnly>
 template <class... Options>
-MARROW_DEVICE Status Gin<kOnly...>::fetch_add(Index peer, const WindowHandle& window, std::uint64_t offset,
-                                              std::uint64_t n, std::uint64_t* old, const Options&... options) const {
+MARROW_DEVICE Status Gin<kOnly...>::fetch_add(Index peer, const WindowHandle& window,
+                                              std::uint64_t offset, std::uint64_t n,
+                                              std::uint64_t* old, const Options&... options) const {
   return fetch(peer, detail::FetchOp{window, offset, false, n, 0}, old, "fetch_add", options...);
 }
 
 template <Path... kOnly>
 template <class... Options>
-MARROW_DEVICE Status Gin<kOnly...>::compare_swap(Index peer, const WindowHandle& window, std::uint64_t offset,
-                                                 std::uint64_t expected, std::uint64_t desired, std::uint64_t* old,
+MARROW_DEVICE Status Gin<kOnly...>::compare_swap(Index peer, const WindowHandle& window,
+                                                 std::uint64_t offset, std::uint64_t expected,
+                                                 std::uint64_t desired, std::uint64_t* old,
                                                  const Options&... options) const {
-  return fetch(peer, detail::FetchOp{window, offset, true, desired, expected}, old, "compare_swap", options...);
+  return fetch(peer, detail::FetchOp{window, offset, true, desired, expected}, old, "compare_swap",
+               options...);
 }
 
 template <Path... kOnly>
 template <class Action, class... Options>
-MARROW_DEVICE Status Gin<kOnly...>::signal(Index peer, const Action& action, const Options&... options) const {
+MARROW_DEVICE Status Gin<kOnly...>::signal(Index peer, const Action& action,
+                                           const Options&... options) const {
   static_assert(std::is_same_v<Action, SignalAdd> || std::is_same_v<Action, SignalAt>,
                 "signal takes SignalAdd or SignalAt");
   const detail::Knobs knobs = detail::knobs_of(options...);
@@ -381,24 +420,31 @@ MARROW_DEVICE Status Gin<kOnly...>::signal(Index peer, const Action& action, con
   Path path;
   detail::Then then;
   Path then_path;
-  Status status = resolve(peer, detail::pick(team_world(comm_), options...), "signal", &rank, &path);
-  if (status == Status::ok) status = plan_options(peer, path, &then, &then_path, action, options...);
+  Status status =
+      resolve(peer, detail::pick(team_world(comm_), options...), "signal", &rank, &path);
+  if (status == Status::ok)
+    status = plan_options(peer, path, &then, &then_path, action, options...);
   if (status != Status::ok) return status;
-  return post_then(rank, path, then, then_path, knobs, coop, [&](auto body, const detail::Then& own, const auto& group) {
-    if (!own.window) return Status::ok;
-    group.sync();
-    return group.rank() == 0 ? body.add(comm_, context_, rank, own, knobs) : Status::ok;
-  }, knobs.counter);
+  return post_then(
+      rank, path, then, then_path, knobs, coop,
+      [&](auto body, const detail::Then& own, const auto& group) {
+        if (!own.window) return Status::ok;
+        group.sync();
+        return group.rank() == 0 ? body.add(comm_, context_, rank, own, knobs) : Status::ok;
+      },
+      knobs.counter);
 }
 
 template <Path... kOnly>
-MARROW_DEVICE Status Gin<kOnly...>::send_packet(Index peer, Index slot, std::uint64_t value, std::uint64_t epoch) const {
+MARROW_DEVICE Status Gin<kOnly...>::send_packet(Index peer, Index slot, std::uint64_t value,
+                                                std::uint64_t epoch) const {
   int rank;
   Path path;
   if constexpr (detail::compiled_in<kOnly...>(Path::lsa) && !detail::kChecked) {
     // As in put: the short way.
     const auto place = static_cast<unsigned>(peer.value - comm_.lsa_first);
-    if ((status_ == Status::ok) & (place < static_cast<unsigned>(comm_.lsa_size)) & (place < static_cast<unsigned>(kNear)) &
+    if ((status_ == Status::ok) & (place < static_cast<unsigned>(comm_.lsa_size)) &
+        (place < static_cast<unsigned>(kNear)) &
         (static_cast<unsigned>(slot.value) < static_cast<unsigned>(comm_.packets))) {
       const std::uint8_t path = load_ahead(comm_.path + peer.value);
       std::uint64_t cell = comm_.sync[0].near[place] + detail::packet_offset(comm_, slot.value);
@@ -421,8 +467,10 @@ MARROW_DEVICE Status Gin<kOnly...>::send_packet(Index peer, Index slot, std::uin
       return Status::ok;
     } else {
       // Two 64-bit cells of {32 data, 32 epoch}: each lands whole, the pair need not.
-      const Cell16 halves{value << 32 | (epoch & 0xffffffffu), (value & 0xffffffff00000000u) | (epoch & 0xffffffffu)};
-      return body.put_value(comm_, context_, rank, sync, offset, &halves, sizeof(halves), detail::Then{}, detail::Knobs{});
+      const Cell16 halves{value << 32 | (epoch & 0xffffffffu),
+                          (value & 0xffffffff00000000u) | (epoch & 0xffffffffu)};
+      return body.put_value(comm_, context_, rank, sync, offset, &halves, sizeof(halves),
+                            detail::Then{}, detail::Knobs{});
     }
   });
 }

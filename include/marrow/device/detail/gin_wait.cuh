@@ -39,7 +39,8 @@ MARROW_DEVICE std::uint64_t Gin<kOnly...>::raw_counter(int id) const {
 
 template <Path... kOnly>
 template <class... Options>
-MARROW_DEVICE Status Gin<kOnly...>::wait_signal(Index id, std::uint64_t at_least, const Options&... options) const {
+MARROW_DEVICE Status Gin<kOnly...>::wait_signal(Index id, std::uint64_t at_least,
+                                                const Options&... options) const {
   const typename detail::CoopOf<Options...>::type coop;
   Status status = check_id(id, comm_.signals, CheckedWhat::signal, "wait_signal");
   if (status != Status::ok) return status;
@@ -49,12 +50,14 @@ MARROW_DEVICE Status Gin<kOnly...>::wait_signal(Index id, std::uint64_t at_least
 #if !defined(MARROW_PLANT_WAIT_SIGNAL)
     if (comm_.feeds == 1) {  // one word: nothing between its arrival and our return
       const auto* word = reinterpret_cast<const std::uint64_t*>(comm_.sync[0].local) + id.value;
-      status = wait_until(comm_, deadline,
-                          [&] { return static_cast<std::int64_t>(observe<Scope::system>(word) - target) >= 0; });
+      status = wait_until(comm_, deadline, [&] {
+        return static_cast<std::int64_t>(observe<Scope::system>(word) - target) >= 0;
+      });
     } else
 #endif
-      status = wait_until(comm_, deadline,
-                          [&] { return static_cast<std::int64_t>(raw_signal(id.value) - target) >= 0; });
+      status = wait_until(comm_, deadline, [&] {
+        return static_cast<std::int64_t>(raw_signal(id.value) - target) >= 0;
+      });
   }
   return coop.agree(status);
 }
@@ -81,7 +84,8 @@ MARROW_DEVICE void Gin<kOnly...>::reset_signal(Index id) const {
 
 template <Path... kOnly>
 template <class... Options>
-MARROW_DEVICE Status Gin<kOnly...>::wait_signal_shadow(Index id, std::uint64_t delta, const Options&... options) const {
+MARROW_DEVICE Status Gin<kOnly...>::wait_signal_shadow(Index id, std::uint64_t delta,
+                                                       const Options&... options) const {
   const typename detail::CoopOf<Options...>::type coop;
   Status status = check_id(id, comm_.signals, CheckedWhat::signal, "wait_signal_shadow");
   if (status != Status::ok) return status;
@@ -94,8 +98,8 @@ MARROW_DEVICE Status Gin<kOnly...>::wait_signal_shadow(Index id, std::uint64_t d
 }
 
 template <Path... kOnly>
-MARROW_DEVICE Status Gin<kOnly...>::wait_any(const std::int32_t* ids, const std::uint64_t* at_least, int count,
-                                             int* which, Deadline deadline) const {
+MARROW_DEVICE Status Gin<kOnly...>::wait_any(const std::int32_t* ids, const std::uint64_t* at_least,
+                                             int count, int* which, Deadline deadline) const {
   for (int i = 0; i < count; ++i) {
     const Status status = check_id(ids[i], comm_.signals, CheckedWhat::signal, "wait_any");
     if (status != Status::ok) return status;
@@ -114,14 +118,16 @@ MARROW_DEVICE Status Gin<kOnly...>::wait_any(const std::int32_t* ids, const std:
 
 template <Path... kOnly>
 template <class... Options>
-MARROW_DEVICE Status Gin<kOnly...>::wait_counter(Index id, std::uint64_t n, const Options&... options) const {
+MARROW_DEVICE Status Gin<kOnly...>::wait_counter(Index id, std::uint64_t n,
+                                                 const Options&... options) const {
   const typename detail::CoopOf<Options...>::type coop;
   Status status = check_id(id, comm_.counters, CheckedWhat::counter, "wait_counter");
   if (status != Status::ok) return status;
   if (coop.rank() == 0) {
     const std::uint64_t target = n + comm_.counter_base[id.value];
-    status = wait_until(comm_, detail::pick(Deadline{}, options...),
-                        [&] { return static_cast<std::int64_t>(raw_counter(id.value) - target) >= 0; });
+    status = wait_until(comm_, detail::pick(Deadline{}, options...), [&] {
+      return static_cast<std::int64_t>(raw_counter(id.value) - target) >= 0;
+    });
   }
   return coop.agree(status);
 }
@@ -163,8 +169,9 @@ MARROW_DEVICE Status Gin<kOnly...>::each_queue(const Coop& coop, Body&& body) co
 
 template <Path... kOnly>
 template <class... Options>
-  requires(detail::is_option<Options> && ...)
-MARROW_DEVICE Status Gin<kOnly...>::flush(const Options&... options) const {
+requires(detail::is_option<Options>&&...)
+    MARROW_DEVICE Status Gin<kOnly...>::flush(const Options&... options)
+const {
   const typename detail::CoopOf<Options...>::type coop;
   Deadline deadline = detail::pick(Deadline{}, options...);
   return each_queue(coop, [&](auto on, int peer) {
@@ -177,7 +184,8 @@ MARROW_DEVICE Status Gin<kOnly...>::flush(const Options&... options) const {
           return seen != Status::timeout;
         },
         peer);
-    if (waited == Status::timeout) deadline.ns = 1;  // its time is used up: the other queues get one look
+    if (waited == Status::timeout)
+      deadline.ns = 1;  // its time is used up: the other queues get one look
     return waited == Status::ok ? seen : waited;
   });
 }
@@ -204,7 +212,8 @@ MARROW_DEVICE Status Gin<kOnly...>::flush_async(Index peer, Request* request) co
   if (status != Status::ok) return status;
   request->peer = rank;
   for (int p = 0; p < kPaths; ++p) {
-    if (!(comm_.connected >> p & 1) || !detail::compiled_in<kOnly...>(static_cast<Path>(p))) continue;
+    if (!(comm_.connected >> p & 1) || !detail::compiled_in<kOnly...>(static_cast<Path>(p)))
+      continue;
     (void)on_path(static_cast<Path>(p), [&](auto on) {
       request->ticket[p] = on.ticket(comm_, context_, rank);
       return Status::ok;
@@ -219,7 +228,8 @@ MARROW_DEVICE Status Gin<kOnly...>::test(const Request& request) const {
   if (request.peer < 0 || request.peer >= comm_.nranks) return Status::invalid;
   Status worst = Status::ok;
   for (int p = 0; p < kPaths; ++p) {
-    if (!(comm_.connected >> p & 1) || !detail::compiled_in<kOnly...>(static_cast<Path>(p))) continue;
+    if (!(comm_.connected >> p & 1) || !detail::compiled_in<kOnly...>(static_cast<Path>(p)))
+      continue;
     worst = worse(worst, on_path(static_cast<Path>(p), [&](auto on) {
                     return on.test(comm_, context_, request.peer, request.ticket[p]);
                   }));
@@ -253,8 +263,8 @@ MARROW_DEVICE Status Gin<kOnly...>::flush_remote(const Options&... options) cons
 }
 
 template <Path... kOnly>
-MARROW_DEVICE Status Gin<kOnly...>::receive_packet(Index slot, std::uint64_t epoch, std::uint64_t* value,
-                                                   Deadline deadline) const {
+MARROW_DEVICE Status Gin<kOnly...>::receive_packet(Index slot, std::uint64_t epoch,
+                                                   std::uint64_t* value, Deadline deadline) const {
   const Status status = check_id(slot, comm_.packets, CheckedWhat::packet, "receive_packet");
   if (status != Status::ok) return status;
   const std::uint64_t offset = detail::packet_offset(comm_, slot.value);
@@ -280,7 +290,8 @@ MARROW_DEVICE Status Gin<kOnly...>::receive_packet(Index slot, std::uint64_t epo
       const auto* half = reinterpret_cast<const std::uint64_t*>(comm_.sync[p].local + offset);
       const std::uint64_t first = observe<Scope::system>(half);
       const std::uint64_t second = observe<Scope::system>(half + 1);
-      if (static_cast<std::uint32_t>(first) == low_epoch && static_cast<std::uint32_t>(second) == low_epoch) {
+      if (static_cast<std::uint32_t>(first) == low_epoch &&
+          static_cast<std::uint32_t>(second) == low_epoch) {
         *value = first >> 32 | (second & 0xffffffff00000000u);
         return true;
       }

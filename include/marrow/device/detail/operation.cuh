@@ -25,7 +25,8 @@ inline namespace cpu_device {
 namespace detail {
 
 /// Address of the peer's part of a window; 0: not load/store reachable. peer: a rank of the job.
-MARROW_DEVICE std::uint64_t lsa_base(const DeviceCommunicator& comm, const WindowHandle& window, int peer) {
+MARROW_DEVICE std::uint64_t lsa_base(const DeviceCommunicator& comm, const WindowHandle& window,
+                                     int peer) {
   const auto place = static_cast<unsigned>(peer - comm.lsa_first);
   const std::uint64_t near = place < static_cast<unsigned>(kNear) ? window.near[place] : 0;
   return near ? near : load_cached(window.lsa + peer);
@@ -76,7 +77,8 @@ struct Knobs {
 
 /// Byte offset of a packet slot in a sync window: slots follow the signal words, 16-byte aligned.
 MARROW_DEVICE std::uint64_t packet_offset(const DeviceCommunicator& comm, int slot) {
-  return (static_cast<std::uint64_t>(comm.signal_words) * 8 + 15) / 16 * 16 + static_cast<std::uint64_t>(slot) * 16;
+  return (static_cast<std::uint64_t>(comm.signal_words) * 8 + 15) / 16 * 16 +
+         static_cast<std::uint64_t>(slot) * 16;
 }
 
 /// Position in one (context, peer) queue.

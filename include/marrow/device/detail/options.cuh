@@ -17,9 +17,9 @@ namespace detail {
 
 template <class T>
 inline constexpr bool is_option =
-    is_coop<T> || std::is_same_v<T, SignalAdd> || std::is_same_v<T, SignalAt> || std::is_same_v<T, CounterInc> ||
-    std::is_same_v<T, Ordering> || std::is_same_v<T, Doorbell> || std::is_same_v<T, Team> || std::is_same_v<T, Deadline> ||
-    std::is_same_v<T, Scratch>;
+    is_coop<T> || std::is_same_v<T, SignalAdd> || std::is_same_v<T, SignalAt> ||
+    std::is_same_v<T, CounterInc> || std::is_same_v<T, Ordering> || std::is_same_v<T, Doorbell> ||
+    std::is_same_v<T, Team> || std::is_same_v<T, Deadline> || std::is_same_v<T, Scratch>;
 
 template <class T, class... Options>
 inline constexpr bool has = (std::is_same_v<T, Options> || ...);
@@ -35,7 +35,9 @@ struct CoopOf<First, Rest...> {
 
 /// The option of type T, or the given default.
 template <class T>
-MARROW_DEVICE T pick(T otherwise) { return otherwise; }
+MARROW_DEVICE T pick(T otherwise) {
+  return otherwise;
+}
 template <class T, class First, class... Rest>
 MARROW_DEVICE T pick(T otherwise, const First& first, const Rest&... rest) {
   if constexpr (std::is_same_v<T, First>) {
@@ -48,7 +50,8 @@ MARROW_DEVICE T pick(T otherwise, const First& first, const Rest&... rest) {
 template <class... Options>
 MARROW_DEVICE Knobs knobs_of(const Options&... options) {
   static_assert((is_option<Options> && ...),
-                "not an option of a Marrow operation: SignalAdd, SignalAt, CounterInc, a coop group, Ordering, "
+                "not an option of a Marrow operation: SignalAdd, SignalAt, CounterInc, a coop "
+                "group, Ordering, "
                 "Doorbell, Team, Deadline or Scratch");
   Knobs knobs;
   knobs.counter = pick(CounterInc{-1}, options...).id;

@@ -17,7 +17,8 @@ namespace detail {
 struct PathLsa {
   static constexpr Path kPath = Path::lsa;
 
-  static MARROW_DEVICE std::byte* address(const DeviceCommunicator& comm, const WindowHandle& window, int peer,
+  static MARROW_DEVICE std::byte* address(const DeviceCommunicator& comm,
+                                          const WindowHandle& window, int peer,
                                           std::uint64_t offset) {
     return reinterpret_cast<std::byte*>(lsa_base(comm, window, peer) + offset);
   }
@@ -25,9 +26,10 @@ struct PathLsa {
   /// The whole group copies; member 0 signals after the group has met. The group has met before the
   /// call: the source's stores by other members happen before our loads.
   template <class Coop>
-  static MARROW_DEVICE Status put(const DeviceCommunicator& comm, int, const PutOp& op, const Then& then,
-                                  const Knobs& knobs, const Coop& coop) {
-    move(address(comm, op.window, op.peer, op.offset), op.source.local + op.source_offset, op.bytes, knobs, coop);
+  static MARROW_DEVICE Status put(const DeviceCommunicator& comm, int, const PutOp& op,
+                                  const Then& then, const Knobs& knobs, const Coop& coop) {
+    move(address(comm, op.window, op.peer, op.offset), op.source.local + op.source_offset, op.bytes,
+         knobs, coop);
     finish(comm, op.peer, then, knobs, coop);
     return Status::ok;
   }
@@ -36,9 +38,10 @@ struct PathLsa {
   /// @param value  the source, if it is 8 aligned bytes that the caller loaded already
   /// @param word   address of the signal
   template <bool kSignal, class Coop>
-  static MARROW_DEVICE void put_directly(const DeviceCommunicator& comm, std::uint64_t to, const std::byte* from,
-                                         std::uint64_t bytes, bool has_value, std::uint64_t value, std::uint64_t word,
-                                         std::uint64_t n, const Knobs& knobs, const Coop& coop) {
+  static MARROW_DEVICE void put_directly(const DeviceCommunicator& comm, std::uint64_t to,
+                                         const std::byte* from, std::uint64_t bytes, bool has_value,
+                                         std::uint64_t value, std::uint64_t word, std::uint64_t n,
+                                         const Knobs& knobs, const Coop& coop) {
     if (has_value && (to & 7) == 0) {
       if (coop.rank() == 0) store_plain(reinterpret_cast<std::uint64_t*>(to), value);
     } else {
@@ -53,9 +56,10 @@ struct PathLsa {
   }
 
   template <class Coop>
-  static MARROW_DEVICE Status put_value(const DeviceCommunicator& comm, int, int peer, const WindowHandle& window,
-                                        std::uint64_t offset, const void* value, std::uint32_t bytes,
-                                        const Then& then, const Knobs& knobs, const Coop& coop) {
+  static MARROW_DEVICE Status put_value(const DeviceCommunicator& comm, int, int peer,
+                                        const WindowHandle& window, std::uint64_t offset,
+                                        const void* value, std::uint32_t bytes, const Then& then,
+                                        const Knobs& knobs, const Coop& coop) {
     coop.sync();
     if (coop.rank() == 0) store_value(address(comm, window, peer, offset), value, bytes);
     finish(comm, peer, then, knobs, coop);
@@ -63,18 +67,21 @@ struct PathLsa {
   }
 
   template <class Coop>
-  static MARROW_DEVICE Status get(const DeviceCommunicator& comm, int, const GetOp& op, const Knobs& knobs,
-                                  const Coop& coop) {
+  static MARROW_DEVICE Status get(const DeviceCommunicator& comm, int, const GetOp& op,
+                                  const Knobs& knobs, const Coop& coop) {
     coop.sync();
-    move(op.target.local + op.target_offset, address(comm, op.window, op.peer, op.offset), op.bytes, knobs, coop);
+    move(op.target.local + op.target_offset, address(comm, op.window, op.peer, op.offset), op.bytes,
+         knobs, coop);
     finish(comm, op.peer, Then{}, knobs, coop);
     return Status::ok;
   }
 
   /// A reduction at system scope; strong ones release every store that happened before, whatever
   /// the context, and meet the acquire load of wait_signal at the peer.
-  static MARROW_DEVICE Status add(const DeviceCommunicator& comm, int, int peer, const Then& then, const Knobs& knobs) {
-    add_to(reinterpret_cast<std::uint64_t*>(address(comm, *then.window, peer, then.offset)), then.n, knobs);
+  static MARROW_DEVICE Status add(const DeviceCommunicator& comm, int, int peer, const Then& then,
+                                  const Knobs& knobs) {
+    add_to(reinterpret_cast<std::uint64_t*>(address(comm, *then.window, peer, then.offset)), then.n,
+           knobs);
     count(comm, knobs);
     return Status::ok;
   }
@@ -94,8 +101,8 @@ struct PathLsa {
 #endif
   }
 
-  static MARROW_DEVICE Status fetch(const DeviceCommunicator& comm, int, int peer, const FetchOp& op, std::uint64_t* old,
-                                    const Knobs&) {
+  static MARROW_DEVICE Status fetch(const DeviceCommunicator& comm, int, int peer,
+                                    const FetchOp& op, std::uint64_t* old, const Knobs&) {
     auto* word = reinterpret_cast<std::uint64_t*>(address(comm, op.window, peer, op.offset));
     *old = op.swap ? compare_swap_relaxed<Scope::system>(word, op.compare, op.operand)
                    : fetch_add_relaxed<Scope::system>(word, op.operand);
@@ -103,7 +110,9 @@ struct PathLsa {
   }
 
   static MARROW_DEVICE Ticket ticket(const DeviceCommunicator&, int, int) { return 0; }
-  static MARROW_DEVICE Status test(const DeviceCommunicator&, int, int, Ticket) { return Status::ok; }
+  static MARROW_DEVICE Status test(const DeviceCommunicator&, int, int, Ticket) {
+    return Status::ok;
+  }
 
   /// Cross-context fence: a later signal on another path or context may not overtake our stores.
   static MARROW_DEVICE Status flush_remote(const DeviceCommunicator&, int, int, const Knobs&) {
@@ -113,8 +122,8 @@ struct PathLsa {
 
  private:
   template <class Coop>
-  static MARROW_DEVICE void move(std::byte* to, const std::byte* from, std::uint64_t bytes, const Knobs& knobs,
-                                 const Coop& coop) {
+  static MARROW_DEVICE void move(std::byte* to, const std::byte* from, std::uint64_t bytes,
+                                 const Knobs& knobs, const Coop& coop) {
     const auto rank = static_cast<unsigned>(coop.rank());
     const auto size = static_cast<unsigned>(coop.size());
     if (knobs.scratch.shared) {
@@ -125,8 +134,8 @@ struct PathLsa {
   }
 
   template <class Coop>
-  static MARROW_DEVICE void finish(const DeviceCommunicator& comm, int peer, const Then& then, const Knobs& knobs,
-                                   const Coop& coop) {
+  static MARROW_DEVICE void finish(const DeviceCommunicator& comm, int peer, const Then& then,
+                                   const Knobs& knobs, const Coop& coop) {
     if (!then.window && knobs.counter < 0) return;
     coop.sync();  // every member's share is stored before member 0 says so
     if (coop.rank() != 0) return;
@@ -151,7 +160,8 @@ struct PathLsa {
       }
     }
     for (; done < bytes; ++done) {
-      store_relaxed<Scope::system>(reinterpret_cast<std::uint8_t*>(to + done), static_cast<std::uint8_t>(from[done]));
+      store_relaxed<Scope::system>(reinterpret_cast<std::uint8_t*>(to + done),
+                                   static_cast<std::uint8_t>(from[done]));
     }
   }
 };

@@ -101,7 +101,8 @@ MARROW_DEVICE std::uint64_t to_word(T value) {
 
 MARROW_DEVICE std::uint32_t warp_ballot(std::uint32_t mask, bool p) {
   std::uint32_t result = 0;
-  detail::warp_exchange(mask, p, [&](int lane, std::uint64_t w) { result |= (w ? 1u : 0u) << lane; });
+  detail::warp_exchange(mask, p,
+                        [&](int lane, std::uint64_t w) { result |= (w ? 1u : 0u) << lane; });
   return result;
 }
 template <class T>
@@ -116,7 +117,8 @@ template <class T>
 MARROW_DEVICE std::uint32_t warp_match(std::uint32_t mask, T value) {
   const std::uint64_t mine = detail::to_word(value);
   std::uint32_t result = 0;
-  detail::warp_exchange(mask, mine, [&](int lane, std::uint64_t w) { result |= (w == mine ? 1u : 0u) << lane; });
+  detail::warp_exchange(
+      mask, mine, [&](int lane, std::uint64_t w) { result |= (w == mine ? 1u : 0u) << lane; });
   return result;
 }
 
@@ -133,7 +135,9 @@ MARROW_DEVICE T fetch_add_relaxed(T* p, U n) {
   return std::atomic_ref<T>(*p).fetch_add(static_cast<T>(n), std::memory_order_relaxed);
 }
 template <Scope S>
-MARROW_DEVICE void add_relaxed(std::uint64_t* p, std::uint64_t n) { (void)fetch_add_relaxed<S>(p, n); }
+MARROW_DEVICE void add_relaxed(std::uint64_t* p, std::uint64_t n) {
+  (void)fetch_add_relaxed<S>(p, n);
+}
 template <Scope, class T, class U>
 MARROW_DEVICE T fetch_max_relaxed(T* p, U n) {
   std::atomic_ref<T> word(*p);
@@ -153,7 +157,9 @@ MARROW_DEVICE T compare_swap_relaxed(T* p, U expected, V desired) {
 
 /// The host rewrites such tables while kernels run (a failed peer's path), hence relaxed.
 template <class T>
-MARROW_DEVICE T load_cached(const T* p) { return load_relaxed<Scope::system>(p); }
+MARROW_DEVICE T load_cached(const T* p) {
+  return load_relaxed<Scope::system>(p);
+}
 MARROW_DEVICE std::uint8_t load_ahead(const std::uint8_t* p) { return load_cached(p); }
 MARROW_DEVICE void compute_here(std::uint64_t&, std::uint64_t&) {}
 MARROW_DEVICE std::uint64_t load_data_ahead(const std::uint64_t* p) { return *p; }
@@ -250,7 +256,8 @@ MARROW_DEVICE void copy(void* dst, const void* src, std::size_t bytes, unsigned 
                  end - begin);
   }
 }
-MARROW_DEVICE void bulk_copy(void* dst, const void* src, std::size_t bytes, const Scratch&, unsigned rank, unsigned size) {
+MARROW_DEVICE void bulk_copy(void* dst, const void* src, std::size_t bytes, const Scratch&,
+                             unsigned rank, unsigned size) {
   copy(dst, src, bytes, rank, size);
 }
 

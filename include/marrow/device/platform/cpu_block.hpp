@@ -22,19 +22,23 @@ inline constexpr int kMaxCpuLanes = 32;
 /// so that leaving and arriving cannot miss each other.
 class CpuBarrier {
  public:
-  void set_members(std::uint32_t members) {
-    state_.store(members, std::memory_order_relaxed);
-  }
+  void set_members(std::uint32_t members) { state_.store(members, std::memory_order_relaxed); }
 
-  void arrive_and_wait() { change([](std::uint64_t s) { return s + kArrival; }, true); }
+  void arrive_and_wait() {
+    change([](std::uint64_t s) { return s + kArrival; }, true);
+  }
 
   /// For a fixed group: the same `members` in every call.
   void arrive_and_wait(std::uint32_t members) {
-    change([members](std::uint64_t s) { return ((s & ~std::uint64_t{0xffff}) | members) + kArrival; }, true);
+    change(
+        [members](std::uint64_t s) { return ((s & ~std::uint64_t{0xffff}) | members) + kArrival; },
+        true);
   }
 
   /// A thread that exits: never waits.
-  void leave() { change([](std::uint64_t s) { return s - 1; }, false); }
+  void leave() {
+    change([](std::uint64_t s) { return s - 1; }, false);
+  }
 
  private:
   static constexpr std::uint64_t kArrival = 1u << 16;
@@ -56,7 +60,8 @@ class CpuBarrier {
                                            std::memory_order_relaxed));
     if (!wait) return;
     const std::uint32_t round = round_of(old);
-    for (std::uint32_t spins = 0; round_of(state_.load(std::memory_order_acquire)) == round; ++spins) {
+    for (std::uint32_t spins = 0; round_of(state_.load(std::memory_order_acquire)) == round;
+         ++spins) {
       if (spins > 64) sched_yield();
     }
   }
@@ -66,7 +71,8 @@ class CpuBarrier {
 
 /// What the lanes of one warp exchange through.
 struct CpuWarp {
-  CpuBarrier barrier[kMaxCpuLanes][6];  ///< by first lane and size class of the mask: tiles and warp do not mix
+  CpuBarrier barrier[kMaxCpuLanes]
+                    [6];  ///< by first lane and size class of the mask: tiles and warp do not mix
   std::uint64_t slot[kMaxCpuLanes] = {};
 };
 

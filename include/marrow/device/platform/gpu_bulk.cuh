@@ -8,8 +8,8 @@ inline namespace gpu_device {
 namespace detail {
 
 inline constexpr std::uint32_t kBulkStages = 8;
-inline constexpr std::uint32_t kBulkBarriers = 128;    ///< bytes of scratch for the stages' barriers
-inline constexpr std::uint32_t kBulkMostStage = 16384; ///< more does not help
+inline constexpr std::uint32_t kBulkBarriers = 128;  ///< bytes of scratch for the stages' barriers
+inline constexpr std::uint32_t kBulkMostStage = 16384;  ///< more does not help
 inline constexpr std::uint32_t kBulkLeastStage = 1024;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -22,15 +22,17 @@ MARROW_DEVICE std::uint32_t shared_address(const void* p) {
 MARROW_DEVICE void bulk_wait(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(
       "{\n .reg .pred done;\n"
-      "AGAIN:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @!done bra AGAIN;\n}" ::"r"(barrier),
+      "AGAIN:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @!done bra AGAIN;\n}" ::
+          "r"(barrier),
       "r"(parity)
       : "memory");
 }
 
 /// Called by one thread. All sizes multiples of 16. On return the copy is complete: this thread's later
 /// release covers it.
-__device__ __noinline__ inline void bulk_copy_alone(unsigned char* to, const unsigned char* from, std::size_t bytes,
-                                                    unsigned char* scratch, std::uint32_t stage_bytes) {
+__device__ __noinline__ inline void bulk_copy_alone(unsigned char* to, const unsigned char* from,
+                                                    std::size_t bytes, unsigned char* scratch,
+                                                    std::uint32_t stage_bytes) {
   constexpr std::uint32_t kAhead = kBulkStages / 2;
   const std::uint32_t barriers = shared_address(scratch);
   const std::uint32_t stages = barriers + kBulkBarriers;
@@ -47,11 +49,15 @@ __device__ __noinline__ inline void bulk_copy_alone(unsigned char* to, const uns
   };
   const auto load = [&](std::size_t i) {
     const auto stage = static_cast<std::uint32_t>(i % kBulkStages);
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barriers + 8 * stage), "r"(part(i)) : "memory");
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            stages + stage * stage_bytes),
-        "l"(__cvta_generic_to_global(from + i * stage_bytes)), "r"(part(i)), "r"(barriers + 8 * stage)
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barriers + 8 * stage),
+        "r"(part(i))
+        : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(stages + stage * stage_bytes),
+        "l"(__cvta_generic_to_global(from + i * stage_bytes)), "r"(part(i)),
+        "r"(barriers + 8 * stage)
         : "memory");
   };
   for (std::size_t i = 0; i < kAhead && i < count; ++i) load(i);
@@ -80,17 +86,22 @@ __device__ __noinline__ inline void bulk_copy_alone(unsigned char* to, const uns
 
 /// copy() through shared memory that the caller lends; member 0 does it. The others return at once, so
 /// the group must meet before the scratch is used again.
-MARROW_DEVICE void bulk_copy(void* dst, const void* src, std::size_t bytes, const Scratch& scratch, unsigned rank,
-                             unsigned size) {
+MARROW_DEVICE void bulk_copy(void* dst, const void* src, std::size_t bytes, const Scratch& scratch,
+                             unsigned rank, unsigned size) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  const auto either = reinterpret_cast<std::uintptr_t>(dst) | reinterpret_cast<std::uintptr_t>(src) | bytes;
+  const auto either =
+      reinterpret_cast<std::uintptr_t>(dst) | reinterpret_cast<std::uintptr_t>(src) | bytes;
   const auto lent = reinterpret_cast<std::uintptr_t>(scratch.shared);
-  std::uint32_t stage = scratch.bytes < detail::kBulkBarriers
-                            ? 0 : (scratch.bytes - detail::kBulkBarriers) / detail::kBulkStages / 128 * 128;
+  std::uint32_t stage =
+      scratch.bytes < detail::kBulkBarriers
+          ? 0
+          : (scratch.bytes - detail::kBulkBarriers) / detail::kBulkStages / 128 * 128;
   if (stage > detail::kBulkMostStage) stage = detail::kBulkMostStage;
-  if ((either & 15) == 0 && (lent & 127) == 0 && stage >= detail::kBulkLeastStage && bytes >= 2 * stage) {
+  if ((either & 15) == 0 && (lent & 127) == 0 && stage >= detail::kBulkLeastStage &&
+      bytes >= 2 * stage) {
     if (rank == 0) {
-      detail::bulk_copy_alone(static_cast<unsigned char*>(dst), static_cast<const unsigned char*>(src), bytes,
+      detail::bulk_copy_alone(static_cast<unsigned char*>(dst),
+                              static_cast<const unsigned char*>(src), bytes,
                               static_cast<unsigned char*>(scratch.shared), stage);
     }
     return;
