@@ -22,7 +22,7 @@ def load(path):
 def find(rows, what, bytes_=None, **wanted):
     for row in rows:
         parameters = row["parameters"]
-        if row["what"] != what or (bytes_ is not None and parameters.get("bytes") != bytes_):
+        if row["what"] != what or row.get("path", "lsa") != "lsa" or (bytes_ is not None and parameters.get("bytes") != bytes_):
             continue
         if all(parameters.get(key) == value for key, value in wanted.items()):
             return row

@@ -181,7 +181,7 @@ void run_all_to_all(ExperimentContext& x) {
   const bool gpu = x.comm.place().on_gpu();
   for (const std::uint64_t size : sizes_of(x, "1K,64K,1M")) {
     AllToAll work(x, size);
-    const std::uint64_t budget = (gpu ? std::uint64_t{16} << 30 : std::uint64_t{64} << 20) / size;
+    const std::uint64_t budget = (gpu ? std::uint64_t{64} << 30 : std::uint64_t{64} << 20) / size;
     const int iterations =
         x.options.iterations > 0
             ? x.options.iterations

@@ -60,15 +60,16 @@ MARROW_DEVICE Status rally(const PingPongArguments& a, const Coop& coop) {
   Status status = Status::ok;
   const std::uint64_t first_ns = now_ns();
   const std::uint64_t first_cycle = cycle_clock();
-  // Who answers plays half a round ahead: one loop for both sides keeps the code that a round runs short.
-  if (!a.first) status = receive<kPing>(a, gin, a.round + 1, coop);
+  // Who answers keeps no times: nothing stands between ball and answer.
+  for (std::uint32_t i = 0; i < a.iterations && status == Status::ok && !a.first; ++i) {
+    status = receive<kPing>(a, gin, a.round + i + 1, coop);
+    if (status == Status::ok) status = serve<kPing>(a, gin, a.round + i + 1, coop);
+  }
+  if (!a.first) return status;
   for (std::uint32_t i = 0; i < a.iterations && status == Status::ok; ++i) {
-    const std::uint64_t round = a.round + i + 1;
     const std::uint64_t start = cycle_clock();
-    status = serve<kPing>(a, gin, round, coop);
-    if (status == Status::ok && (a.first || i + 1 < a.iterations)) {
-      status = receive<kPing>(a, gin, a.first ? round : round + 1, coop);
-    }
+    status = serve<kPing>(a, gin, a.round + i + 1, coop);
+    if (status == Status::ok) status = receive<kPing>(a, gin, a.round + i + 1, coop);
     if (coop.rank() == 0) a.log.sample[i] = cycle_clock() - start;
   }
   if (coop.rank() == 0) {
