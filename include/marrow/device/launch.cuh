@@ -40,6 +40,8 @@ void launch_on_gpu(const Place& where, int grid, int block, std::size_t shared_b
                                         static_cast<int>(shared_bytes));
         }
         if (result == cudaSuccess) {
+          int major = 0;  // early launches came with compute capability 9.0
+          if (early) (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, where.device);
           cudaLaunchAttribute attribute{};
           attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
           attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -49,7 +51,7 @@ void launch_on_gpu(const Place& where, int grid, int block, std::size_t shared_b
           config.dynamicSmemBytes = shared_bytes;
           config.stream = static_cast<cudaStream_t>(where.stream);
           config.attrs = &attribute;
-          config.numAttrs = early ? 1 : 0;
+          config.numAttrs = major >= 9 ? 1 : 0;
           result = cudaLaunchKernelExC(&config, function, pointers);
         }
         if (before != where.device) (void)cudaSetDevice(before);
