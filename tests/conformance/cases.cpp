@@ -1,3 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cases as kernels of the CPU device.
-#include "conformance/kernels/table.cuh"
+#include "conformance/kernels/completion.cuh"
+#include "conformance/kernels/meet.cuh"
+#include "conformance/kernels/prepare.cuh"
+#include "conformance/kernels/put.cuh"
+#include "conformance/kernels/refuse.cuh"
+#include "conformance/kernels/words.cuh"

@@ -131,6 +131,7 @@ std::vector<Row> rows_of(const Options& options) {
       if (std::strcmp(p.name, "block") == 0) list = "128";
       if (std::strcmp(p.name, "lanes") == 0) list = "1";
       if (std::strcmp(p.name, "far") == 0) list = "0";
+      if (std::strcmp(p.name, "group") == 0) list = "block";
       if (std::strcmp(p.name, "gpus") == 0) list = "16";
     }
     for (const auto& [key, value] : options.given) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "conformance/kernels/kit.cuh"
+#include "conformance/kernels/start.cuh"
 
 namespace marrow::conformance {
 
@@ -157,7 +158,7 @@ MARROW_DEVICE void gets(const Args& a, const Coop& coop, Completed&& completed) 
 }
 
 MARROW_KERNEL get_flush(Args a) {
-  with_group(a, [&](const auto& coop) {
+  with_group<true>(a, [&](const auto& coop) {
     gets(a, coop,
          [&](const auto& gin, std::int64_t it, int peer, std::uint64_t from, const Region& region,
              std::uint64_t to) {
@@ -177,6 +178,24 @@ MARROW_KERNEL get_counter(Args a) {
                   ok(a, gin.wait_counter(peer, it + 1, coop), it, peer);
          });
   });
+}
+
+/// name, what breaks when it fails, kernel, traits, bytes, iterations
+std::vector<Case> completion_cases() {
+  return {
+      {"flush_reuse", "after flush the source may be overwritten", start<flush_reuse>,
+       kSized | kGrouped},
+      {"counter_reuse", "a counter says that its source may be overwritten", start<counter_reuse>,
+       kSized | kGrouped},
+      {"counter_shared", "one counter counts operations to all peers", start<counter_shared>,
+       kSized},
+      {"flush_async", "a request completes as flush does", start<flush_async>, kSized},
+      {"flush_remote", "flush_remote orders across contexts", start<flush_remote>,
+       kSized | kGrouped | kTwoContexts},
+      {"get_flush", "a get is readable after flush", start<get_flush>, kSized | kGrouped},
+      {"get_counter", "a get is readable when its counter is reached", start<get_counter>,
+       kSized | kGrouped},
+  };
 }
 
 }  // namespace marrow::conformance

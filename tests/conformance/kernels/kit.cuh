@@ -9,7 +9,7 @@
 
 // Not inlined: dozens of kernels times three groups times three paths would cost nvcc minutes.
 #if defined(__CUDACC__)
-#define MARROW_CASE_FUNCTION __noinline__ __device__
+#define MARROW_CASE_FUNCTION __noinline__ __device__ inline
 #else
 #define MARROW_CASE_FUNCTION __attribute__((noinline)) inline
 #endif
@@ -268,16 +268,21 @@ MARROW_CASE_FUNCTION Status meet(const Args& a, const Team& team, int slot, cons
 
 // ---- the exchange ---------------------------------------------------------------------------
 
-/// body(coop) by the group the row names; other threads do nothing.
-template <class Body>
+/// body(coop) by the group the row names; other threads do nothing. On GPUs the warp and the single thread
+/// are compiled for put_signal and get_flush only (kAll), for nvcc's sake.
+template <bool kAll = !kOnGpu, class Body>
 MARROW_DEVICE void with_group(const Args& a, Body&& body) {
-  if (a.group == Group::thread) {
-    if (thread_index() == 0) body(Thread{});
-  } else if (a.group == Group::warp) {
-    if (thread_index() < warp_lanes()) body(Warp{});
-  } else {
-    body(Block{});
+  if constexpr (kAll) {
+    if (a.group == Group::thread) {
+      if (thread_index() == 0) body(Thread{});
+      return;
+    }
+    if (a.group == Group::warp) {
+      if (thread_index() < warp_lanes()) body(Warp{});
+      return;
+    }
   }
+  body(Block{});
 }
 
 /// Receives one message: checks it and what lies around it, poisons all of it, hands it back.

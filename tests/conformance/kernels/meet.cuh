@@ -3,6 +3,7 @@
 #pragma once
 
 #include "conformance/kernels/kit.cuh"
+#include "conformance/kernels/start.cuh"
 
 namespace marrow::conformance {
 
@@ -225,6 +226,20 @@ MARROW_KERNEL load_store(Args a) {
       poison(coop, inbox_slot(a, peer), a.bytes, it + 1);
     if (!ok(a, sync({}, Fence::put), it, -3)) return;
   }
+}
+
+/// name, what breaks when it fails, kernel, traits, bytes, iterations
+std::vector<Case> meet_cases() {
+  return {
+      {"barrier_put", "a barrier with fence put covers puts of all contexts", start<barrier_put>,
+       kSized},
+      {"barrier_get", "a barrier with fence get completes gets", start<barrier_get>, kSized},
+      {"barrier_none", "nobody leaves a barrier before all have come", start<barrier_none>},
+      {"teams", "peers and barriers by team", start<teams>},
+      {"packets", "a packet carries its own arrival", start<packets>, 0, 8, 50},
+      {"cells", "16 bytes are stored and loaded at once", start<cells>, kLsaOnly, 256, 50},
+      {"load_store", "barriers order plain loads and stores", start<load_store>, kLsaOnly | kSized},
+  };
 }
 
 }  // namespace marrow::conformance

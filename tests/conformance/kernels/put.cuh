@@ -4,11 +4,12 @@
 #pragma once
 
 #include "conformance/kernels/kit.cuh"
+#include "conformance/kernels/start.cuh"
 
 namespace marrow::conformance {
 
 MARROW_KERNEL put_signal(Args a) {
-  with_group(a, [&](const auto& coop) {
+  with_group<true>(a, [&](const auto& coop) {
     exchange(a, coop, [&](const auto& gin, std::int64_t it) {
       return send_each(a, coop, it, [&](int peer, std::uint64_t from, std::uint64_t to) {
         return gin.put(peer, a.inbox, to, source_region(a), from, a.bytes,
@@ -265,6 +266,25 @@ MARROW_KERNEL posters(Args a) {
       if (!ok(a, gin.wait_signal(ack_signal(a, peer), all), it, peer)) return;
     }
   }
+}
+
+/// name, what breaks when it fails, kernel, traits, bytes, iterations
+std::vector<Case> put_cases() {
+  return {
+      {"put_signal", "a strong signal covers its put", start<put_signal>, kSized | kGrouped},
+      {"puts_signal", "a strong signal covers all puts before it", start<puts_signal>,
+       kSized | kGrouped},
+      {"weak_signal", "a weak signal covers its own put", start<weak_signal>, kSized | kGrouped},
+      {"values_signal", "a strong signal covers values and adds", start<values_signal>, 0, 115},
+      {"adds_signal", "a strong signal covers adds on the atomic path", start<adds_signal>},
+      {"signal_at", "SignalAt covers its put", start<signal_at>, kSized},
+      {"tile_signal", "a tile sends as one", start<tile_signal>},
+      {"deferred", "deferred doorbells ring with the next operation or flush", start<deferred>,
+       kSized | kGrouped},
+      {"released", "a put after the caller's own release", start<released>, kSized},
+      {"burst", "more operations than queue entries", start<burst>, 0, 1600, 5},
+      {"posters", "all threads post on one context", start<posters>, kManyPosters, 16 * 1024, 10},
+  };
 }
 
 }  // namespace marrow::conformance

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "conformance/kernels/kit.cuh"
+#include "conformance/kernels/start.cuh"
 
 namespace marrow::conformance {
 
@@ -120,6 +121,15 @@ MARROW_KERNEL pruned(Args a) {
       return path == Path::lsa ? send(lsa) : path == Path::gda ? send(gda) : send(proxy);
     });
   });
+}
+
+/// name, what breaks when it fails, kernel, traits, bytes, iterations
+std::vector<Case> refuse_cases() {
+  return {
+      {"invalid", "wrong numbers are refused and lose nothing", start<invalid>, kCheckThrows, 64,
+       2},
+      {"pruned", "Gin<Path> serves its path only", start<pruned>},
+  };
 }
 
 }  // namespace marrow::conformance

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "conformance/kernels/kit.cuh"
+#include "conformance/kernels/start.cuh"
 
 namespace marrow::conformance {
 
@@ -236,6 +237,21 @@ MARROW_KERNEL timeouts(Args a) {
                      SignalAdd{data_signal(a, a.comm.rank)});
     });
   });
+}
+
+/// name, what breaks when it fails, kernel, traits, bytes, iterations
+std::vector<Case> words_cases() {
+  return {
+      {"fetch_add", "fetch_add is exact under contention", start<fetch_add>, 0, 8},
+      {"compare_swap", "compare_swap is exact under contention", start<compare_swap>, 0, 8, 10},
+      {"exact_sum", "adds over several paths to one signal are exact", start<exact_sum>, kCounted,
+       8},
+      {"wait_any", "wait_any finds every signal once", start<wait_any>, kSized},
+      {"shadow", "shadows count for signals nobody resets", start<shadow>},
+      {"reset", "reset makes a signal and a counter 0", start<reset>},
+      {"test_read", "test_signal and read_signal acquire", start<test_read>, kSized},
+      {"timeouts", "waits end at their deadline, then work on", start<timeouts>, 0, 64, 2},
+  };
 }
 
 }  // namespace marrow::conformance

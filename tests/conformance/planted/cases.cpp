@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cases that planted bugs must break: one release or acquire removed each, by a macro.
 #include "conformance/kernels/completion.cuh"
+#include "conformance/kernels/prepare.cuh"
 #include "conformance/kernels/put.cuh"
-#include "conformance/kernels/start.cuh"
 
 namespace marrow::conformance {
 

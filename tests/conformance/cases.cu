@@ -1,3 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-// The cases as kernels of the GPU.
-#include "conformance/kernels/table.cuh"

@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cases of refuse.cuh as kernels of the GPU: a file each, since nvcc takes its time.
+#include "conformance/kernels/prepare.cuh"
+#include "conformance/kernels/refuse.cuh"
