@@ -64,6 +64,7 @@ enum Trait : unsigned {
   kCounted = 32,      ///< `count` is the row's --count
   kLsaOnly = 64,      ///< plain loads and stores: only on the lsa path
   kNotSelf = 128,     ///< needs a peer
+  kReports = 256,     ///< a MARROW_CHECKED build reports violations, so that check() throws there
 };
 
 struct Case {

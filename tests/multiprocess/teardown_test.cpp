@@ -112,7 +112,10 @@ TEST_P(Cycles, FiftyLeaveNothing) {
   EXPECT_EQ(after.threads, before.threads);
   EXPECT_EQ(after.mappings, before.mappings);
   EXPECT_LE(after.shared_files, before.shared_files);
+#if !defined( \
+    MARROW_SANITIZED)  // AddressSanitizer keeps freed memory in quarantine; it finds leaks itself
   EXPECT_LT(after.resident_kib, before.resident_kib + 8 * 1024) << "KiB resident";
+#endif
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, Cycles, testing::Values("lsa", "proxy", "gda"),

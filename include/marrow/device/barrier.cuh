@@ -93,8 +93,8 @@ class Barrier {
     if (peer == comm_.rank) return Status::ok;
     const std::uint64_t due = epoch(index) + 1;  // loaded together with the path below
     const std::uint64_t owed = due - sent(index);
-    int rank;
-    Path path;
+    int rank = 0;
+    Path path = Path::lsa;
     Status status = gin.resolve(peer, team_world(comm_), "Barrier", &rank, &path);
     if (status != Status::ok) return status == Status::peer_failed ? Status::ok : status;
     const detail::Then then{&comm_.sync[static_cast<int>(path)],

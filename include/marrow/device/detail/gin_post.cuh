@@ -267,10 +267,10 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window,
       }
     }
   }
-  int rank;
-  Path path;
+  int rank = 0;
+  Path path = Path::lsa;
   detail::Then then;
-  Path then_path;
+  Path then_path = Path::lsa;
   Status status = status_;
   if (status == Status::ok) status = check_window(peer, "put", window, offset, bytes);
   if (status == Status::ok) status = check_region(peer, "put", source, source_offset, bytes);
@@ -299,10 +299,10 @@ MARROW_DEVICE Status Gin<kOnly...>::put_value(Index peer, const WindowHandle& wi
                 "put_value takes a trivially copyable value of 1 to 24 bytes; use put for more");
   const detail::Knobs knobs = detail::knobs_of(options...);
   const typename detail::CoopOf<Options...>::type coop;
-  int rank;
-  Path path;
+  int rank = 0;
+  Path path = Path::lsa;
   detail::Then then;
-  Path then_path;
+  Path then_path = Path::lsa;
   Status status =
       resolve(peer, detail::pick(team_world(comm_), options...), "put_value", &rank, &path);
   if (status == Status::ok) status = check_window(peer, "put_value", window, offset, sizeof(T));
@@ -330,10 +330,10 @@ MARROW_DEVICE Status Gin<kOnly...>::get(Index peer, const WindowHandle& window,
                 "a get has no remote action");
   const detail::Knobs knobs = detail::knobs_of(options...);
   const typename detail::CoopOf<Options...>::type coop;
-  int rank;
-  Path path;
+  int rank = 0;
+  Path path = Path::lsa;
   detail::Then none;
-  Path same;
+  Path same = Path::lsa;
   Status status = resolve(peer, detail::pick(team_world(comm_), options...), "get", &rank, &path);
   if (status == Status::ok) status = check_window(peer, "get", window, offset, bytes);
   if (status == Status::ok) status = check_region(peer, "get", target, target_offset, bytes);
@@ -359,12 +359,12 @@ MARROW_DEVICE Status Gin<kOnly...>::add(Index peer, const WindowHandle& window,
                 "an add has no further action");
   const detail::Knobs knobs = detail::knobs_of(options...);
   const typename detail::CoopOf<Options...>::type coop;
-  int rank;
-  Path path;
+  int rank = 0;
+  Path path = Path::lsa;
   Status status = resolve(peer, detail::pick(team_world(comm_), options...), "add", &rank, &path);
   if (status == Status::ok) status = check_window(peer, "add", window, offset, 8, 8);
   detail::Then none;
-  Path same;
+  Path same = Path::lsa;
   if (status == Status::ok) status = plan_options(peer, path, &none, &same, options...);
   if (status != Status::ok) return status;
   coop.sync();
@@ -384,8 +384,8 @@ MARROW_DEVICE Status Gin<kOnly...>::fetch(const Index& peer, const detail::Fetch
   static_assert(!detail::has<CounterInc, Options...>,
                 "a fetch is complete when it returns: it counts on nothing");
   const detail::Knobs knobs = detail::knobs_of(options...);
-  int rank;
-  Path path;
+  int rank = 0;
+  Path path = Path::lsa;
   Status status =
       resolve(peer, detail::pick(team_world(comm_), options...), operation, &rank, &path);
   if (status == Status::ok) status = check_window(peer, operation, op.window, op.offset, 8, 8);
@@ -420,10 +420,10 @@ MARROW_DEVICE Status Gin<kOnly...>::signal(Index peer, const Action& action,
                 "signal takes SignalAdd or SignalAt");
   const detail::Knobs knobs = detail::knobs_of(options...);
   const typename detail::CoopOf<Options...>::type coop;
-  int rank;
-  Path path;
+  int rank = 0;
+  Path path = Path::lsa;
   detail::Then then;
-  Path then_path;
+  Path then_path = Path::lsa;
   Status status =
       resolve(peer, detail::pick(team_world(comm_), options...), "signal", &rank, &path);
   if (status == Status::ok)
@@ -442,8 +442,8 @@ MARROW_DEVICE Status Gin<kOnly...>::signal(Index peer, const Action& action,
 template <Path... kOnly>
 MARROW_DEVICE Status Gin<kOnly...>::send_packet(Index peer, Index slot, std::uint64_t value,
                                                 std::uint64_t epoch) const {
-  int rank;
-  Path path;
+  int rank = 0;
+  Path path = Path::lsa;
   if constexpr (detail::compiled_in<kOnly...>(Path::lsa) && !detail::kChecked) {
     // As in put: the short way.
     const auto place = static_cast<unsigned>(peer.value - comm_.lsa_first);

@@ -206,8 +206,8 @@ MARROW_DEVICE Status Gin<kOnly...>::flush(Index peer, const Options&... options)
 
 template <Path... kOnly>
 MARROW_DEVICE Status Gin<kOnly...>::flush_async(Index peer, Request* request) const {
-  int rank;
-  Path path;
+  int rank = 0;
+  Path path = Path::lsa;
   const Status status = resolve(peer, team_world(comm_), "flush_async", &rank, &path);
   if (status != Status::ok) return status;
   request->peer = rank;
