@@ -56,8 +56,11 @@ echo "== figures"
 perf() { step 60 "$marrow" perf "$1" --place gpu "${@:3}" --json "$out/perf-$2.json"; }
 for ((i = 1; i <= ${REPEAT:-3}; ++i)); do
   step 60 "$floor" --json "$out/floor-$i.json"
-  perf put put-$i --path lsa --sizes 8,1K,64K,1M,64M
-  perf put put-processes-$i --path lsa --processes --sizes 8,64M
+  # Small and large apart: where in memory a word lies changes its latency by 0.1 us.
+  perf put put-$i --path lsa --sizes 8,1K,64K
+  perf put put-large-$i --path lsa --sizes 1M,64M
+  perf put put-processes-$i --path lsa --processes --sizes 8,1K
+  perf put put-large-processes-$i --path lsa --processes --sizes 64M
   perf packet packet-$i --path lsa --sizes 8,1K,8K
   perf alltoall alltoall-$i --path lsa --sizes 4K,64K,256K,1M,4M,16M,64M
 done
