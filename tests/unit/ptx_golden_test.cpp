@@ -141,7 +141,8 @@ const char* const kForeignAbi = "st.relaxed.sys.b64";
 const char* const kAddsElsewhere = "fence.acq_rel.sys";
 
 TEST_P(PtxGolden, LsaPutAndSignalIsOneReleaseReduction) {
-  const List whole{kForeignAbi, kAddsElsewhere, "red.release.sys.add.u64", "red.release.sys.add.u64"};
+  const List whole{kForeignAbi, kAddsElsewhere, "red.release.sys.add.u64",
+                   "red.release.sys.add.u64"};
   EXPECT_EQ(of("lsa_put_signal"), whole);
   EXPECT_EQ(of("lsa_block_put_signal"), whole);
   EXPECT_EQ(of("lsa_put"), List{kForeignAbi}) << "a put alone orders nothing";
@@ -151,7 +152,8 @@ TEST_P(PtxGolden, LsaPutAndSignalIsOneReleaseReduction) {
 TEST_P(PtxGolden, OrderingKnobSparesTheReleaseOfASignalAlone) {
   EXPECT_EQ(of("lsa_signal_released"),
             (List{kForeignAbi, kAddsElsewhere, "red.relaxed.sys.add.u64"}));
-  EXPECT_EQ(of("lsa_put_released"), (List{kForeignAbi, kAddsElsewhere, "red.release.sys.add.u64", "red.release.sys.add.u64"}))
+  EXPECT_EQ(of("lsa_put_released"), (List{kForeignAbi, kAddsElsewhere, "red.release.sys.add.u64",
+                                          "red.release.sys.add.u64"}))
       << "the put's own stores need a release";
 }
 
@@ -161,7 +163,8 @@ TEST_P(PtxGolden, WaitSignalAcquiresAndNeverFences) {
   const List turns{"atom.relaxed.gpu.cas.b64", "st.relaxed.gpu.b64"};
   for (const std::string& instruction : of("wait_one_signal")) {
     const bool turn = std::find(turns.begin(), turns.end(), instruction) != turns.end();
-    EXPECT_TRUE(instruction.rfind("ld.", 0) == 0 || instruction == kForeignAbi || turn) << instruction;
+    EXPECT_TRUE(instruction.rfind("ld.", 0) == 0 || instruction == kForeignAbi || turn)
+        << instruction;
     acquires += instruction == "ld.acquire.sys.b64";
   }
   EXPECT_GE(acquires, 1);

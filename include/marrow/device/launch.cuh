@@ -41,7 +41,8 @@ void launch_on_gpu(const Place& where, int grid, int block, std::size_t shared_b
         }
         if (result == cudaSuccess) {
           int major = 0;  // early launches came with compute capability 9.0
-          if (early) (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, where.device);
+          if (early)
+            (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, where.device);
           cudaLaunchAttribute attribute{};
           attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
           attribute.val.programmaticStreamSerializationAllowed = 1;

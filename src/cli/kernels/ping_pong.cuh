@@ -15,7 +15,8 @@ inline namespace cpu_device {
 
 /// Sends round number `round` (from 1); the answer or next ball is recognised by it.
 template <Ping kPing, class Gin, class Coop>
-MARROW_DEVICE Status serve(const PingPongArguments& a, const Gin& gin, std::uint64_t round, const Coop& coop) {
+MARROW_DEVICE Status serve(const PingPongArguments& a, const Gin& gin, std::uint64_t round,
+                           const Coop& coop) {
   if constexpr (kPing == Ping::put) {
     return gin.put(a.peer, a.window, 0, a.source, 0, a.bytes, SignalAdd{0}, coop);
   } else if constexpr (kPing == Ping::put_value) {
@@ -37,7 +38,8 @@ MARROW_DEVICE Status serve(const PingPongArguments& a, const Gin& gin, std::uint
 }
 
 template <Ping kPing, class Gin, class Coop>
-MARROW_DEVICE Status receive(const PingPongArguments& a, const Gin& gin, std::uint64_t round, const Coop& coop) {
+MARROW_DEVICE Status receive(const PingPongArguments& a, const Gin& gin, std::uint64_t round,
+                             const Coop& coop) {
   if constexpr (kPing != Ping::packet) {
     return gin.wait_signal(0, round, coop);
   } else {
@@ -96,19 +98,23 @@ MARROW_DEVICE Status play(const PingPongArguments& a, const Coop& coop) {
 
 // A lone thread skips every group barrier. With the path known when the kernel is built, a round is short enough
 // to stay in the instruction cache.
-MARROW_KERNEL MARROW_LAUNCH_BOUNDS(32) ping_pong_thread_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(32)
+    ping_pong_thread_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
   begin(a.log);
   finish(a.log, play<Gin<>>(a, Thread{}));
 }
-MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) ping_pong_block_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
+    ping_pong_block_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
   begin(a.log);
   finish(a.log, play<Gin<>>(a, Block{}));
 }
-MARROW_KERNEL MARROW_LAUNCH_BOUNDS(32) ping_pong_lsa_thread_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(32)
+    ping_pong_lsa_thread_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
   begin(a.log);
   finish(a.log, play<Gin<Path::lsa>>(a, Thread{}));
 }
-MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) ping_pong_lsa_block_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
+    ping_pong_lsa_block_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
   begin(a.log);
   finish(a.log, play<Gin<Path::lsa>>(a, Block{}));
 }

@@ -242,7 +242,8 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window,
             (place < static_cast<unsigned>(kNear));
     // What the loads below need, beside the checks: each read of a parameter takes a lone thread 30 cycles.
     std::uint64_t from_at = reinterpret_cast<std::uint64_t>(source.local) + source_offset;
-    std::uint64_t path_at = reinterpret_cast<std::uint64_t>(comm_.path) + static_cast<std::uint64_t>(to);
+    std::uint64_t path_at =
+        reinterpret_cast<std::uint64_t>(comm_.path) + static_cast<std::uint64_t>(to);
     compute_here(from_at, path_at);
     if (plain) {
       coop.sync();

@@ -51,7 +51,9 @@ MARROW_DEVICE std::uint32_t full_mask() {
 }
 MARROW_DEVICE std::uint32_t converged_lanes() { return __activemask(); }
 MARROW_DEVICE void warp_sync(std::uint32_t mask) { __syncwarp(mask); }
-MARROW_DEVICE std::uint32_t warp_ballot(std::uint32_t mask, bool p) { return __ballot_sync(mask, p); }
+MARROW_DEVICE std::uint32_t warp_ballot(std::uint32_t mask, bool p) {
+  return __ballot_sync(mask, p);
+}
 template <class T>
 MARROW_DEVICE T warp_shuffle(std::uint32_t mask, T value, int lane) {
   return __shfl_sync(mask, value, lane);
@@ -65,106 +67,129 @@ MARROW_DEVICE int count_lanes(std::uint32_t mask) { return __popc(mask); }
 
 // One asm statement per (operation, scope, width). `volatile` and the memory clobber keep the
 // compiler from moving ordinary accesses across.
-#define MARROW_GPU_WORD(SCOPE, PTX_SCOPE, SPACE, ADDRESS)                                                   \
-  template <>                                                                                      \
-  struct Words<Scope::SCOPE> {                                                                     \
-    static MARROW_DEVICE std::size_t at(const void* p) { return ADDRESS(p); }                      \
-    static MARROW_DEVICE std::uint64_t load(const std::uint64_t* p) {                              \
-      std::uint64_t v;                                                                             \
-      asm volatile("ld.relaxed." PTX_SCOPE SPACE ".b64 %0, [%1];" : "=l"(v) : "l"(at(p)) : "memory"); \
-      return v;                                                                                    \
-    }                                                                                              \
-    static MARROW_DEVICE std::uint32_t load(const std::uint32_t* p) {                              \
-      std::uint32_t v;                                                                             \
-      asm volatile("ld.relaxed." PTX_SCOPE SPACE ".b32 %0, [%1];" : "=r"(v) : "l"(at(p)) : "memory"); \
-      return v;                                                                                    \
-    }                                                                                              \
-    static MARROW_DEVICE std::uint8_t load(const std::uint8_t* p) {                                \
-      std::uint32_t v;                                                                             \
-      asm volatile("ld.relaxed." PTX_SCOPE SPACE ".u8 %0, [%1];" : "=r"(v) : "l"(at(p)) : "memory"); \
-      return static_cast<std::uint8_t>(v);                                                         \
-    }                                                                                              \
-    static MARROW_DEVICE std::uint64_t acquire(const std::uint64_t* p) {                           \
-      std::uint64_t v;                                                                             \
-      asm volatile("ld.acquire." PTX_SCOPE SPACE ".b64 %0, [%1];" : "=l"(v) : "l"(at(p)) : "memory"); \
-      return v;                                                                                    \
-    }                                                                                              \
-    static MARROW_DEVICE std::uint32_t acquire(const std::uint32_t* p) {                           \
-      std::uint32_t v;                                                                             \
-      asm volatile("ld.acquire." PTX_SCOPE SPACE ".b32 %0, [%1];" : "=r"(v) : "l"(at(p)) : "memory"); \
-      return v;                                                                                    \
-    }                                                                                              \
-    static MARROW_DEVICE std::uint8_t acquire(const std::uint8_t* p) {                             \
-      std::uint32_t v;                                                                             \
-      asm volatile("ld.acquire." PTX_SCOPE SPACE ".u8 %0, [%1];" : "=r"(v) : "l"(at(p)) : "memory"); \
-      return static_cast<std::uint8_t>(v);                                                         \
-    }                                                                                              \
-    static MARROW_DEVICE void store(std::uint64_t* p, std::uint64_t v) {                           \
-      asm volatile("st.relaxed." PTX_SCOPE SPACE ".b64 [%0], %1;" ::"l"(at(p)), "l"(v) : "memory"); \
-    }                                                                                              \
-    static MARROW_DEVICE void store(std::uint32_t* p, std::uint32_t v) {                           \
-      asm volatile("st.relaxed." PTX_SCOPE SPACE ".b32 [%0], %1;" ::"l"(at(p)), "r"(v) : "memory"); \
-    }                                                                                              \
-    static MARROW_DEVICE void store(std::uint8_t* p, std::uint8_t v) {                             \
-      asm volatile("st.relaxed." PTX_SCOPE SPACE ".u8 [%0], %1;" ::"l"(at(p)),                     \
-                   "r"(static_cast<std::uint32_t>(v))                                              \
-                   : "memory");                                                                    \
-    }                                                                                              \
-    static MARROW_DEVICE std::uint64_t add(std::uint64_t* p, std::uint64_t n) {                    \
-      std::uint64_t v;                                                                             \
-      asm volatile("atom.relaxed." PTX_SCOPE SPACE ".add.u64 %0, [%1], %2;"                        \
-                   : "=l"(v)                                                                       \
-                   : "l"(at(p)), "l"(n)                                                            \
-                   : "memory");                                                                    \
-      return v;                                                                                    \
-    }                                                                                              \
-    static MARROW_DEVICE std::uint32_t add(std::uint32_t* p, std::uint32_t n) {                    \
-      std::uint32_t v;                                                                             \
-      asm volatile("atom.relaxed." PTX_SCOPE SPACE ".add.u32 %0, [%1], %2;"                        \
-                   : "=r"(v)                                                                       \
-                   : "l"(at(p)), "r"(n)                                                            \
-                   : "memory");                                                                    \
-      return v;                                                                                    \
-    }                                                                                              \
-    static MARROW_DEVICE std::uint64_t max(std::uint64_t* p, std::uint64_t n) {                    \
-      std::uint64_t v;                                                                             \
-      asm volatile("atom.relaxed." PTX_SCOPE SPACE ".max.u64 %0, [%1], %2;"                        \
-                   : "=l"(v)                                                                       \
-                   : "l"(at(p)), "l"(n)                                                            \
-                   : "memory");                                                                    \
-      return v;                                                                                    \
-    }                                                                                              \
-    static MARROW_DEVICE std::uint64_t cas(std::uint64_t* p, std::uint64_t e, std::uint64_t d) {   \
-      std::uint64_t v;                                                                             \
-      asm volatile("atom.relaxed." PTX_SCOPE SPACE ".cas.b64 %0, [%1], %2, %3;"                    \
-                   : "=l"(v)                                                                       \
-                   : "l"(at(p)), "l"(e), "l"(d)                                                    \
-                   : "memory");                                                                    \
-      return v;                                                                                    \
-    }                                                                                              \
-    static MARROW_DEVICE std::uint32_t cas(std::uint32_t* p, std::uint32_t e, std::uint32_t d) {   \
-      std::uint32_t v;                                                                             \
-      asm volatile("atom.relaxed." PTX_SCOPE SPACE ".cas.b32 %0, [%1], %2, %3;"                    \
-                   : "=r"(v)                                                                       \
-                   : "l"(at(p)), "r"(e), "r"(d)                                                    \
-                   : "memory");                                                                    \
-      return v;                                                                                    \
-    }                                                                                              \
-    static MARROW_DEVICE void reduce(std::uint64_t* p, std::uint64_t n) {                          \
-      asm volatile("red.relaxed." PTX_SCOPE SPACE ".add.u64 [%0], %1;" ::"l"(at(p)), "l"(n) : "memory"); \
-    }                                                                                              \
-    static MARROW_DEVICE void release_reduce(std::uint64_t* p, std::uint64_t n) {                  \
-      asm volatile("red.release." PTX_SCOPE SPACE ".add.u64 [%0], %1;" ::"l"(at(p)), "l"(n) : "memory"); \
-    }                                                                                              \
-    static MARROW_DEVICE void release_max(std::uint64_t* p, std::uint64_t n) {                     \
-      asm volatile("red.release." PTX_SCOPE SPACE ".max.u64 [%0], %1;" ::"l"(at(p)), "l"(n) : "memory"); \
-    }                                                                                              \
-    static MARROW_DEVICE void release_fence() {                                                    \
-      asm volatile(MARROW_RELEASE_FENCE(PTX_SCOPE)::: "memory");                                   \
-    }                                                                                              \
-    static MARROW_DEVICE void fence() {                                                            \
-      asm volatile("fence.acq_rel." PTX_SCOPE ";" ::: "memory");                                   \
-    }                                                                                              \
+#define MARROW_GPU_WORD(SCOPE, PTX_SCOPE, SPACE, ADDRESS)                                        \
+  template <>                                                                                    \
+  struct Words<Scope::SCOPE> {                                                                   \
+    static MARROW_DEVICE std::size_t at(const void* p) { return ADDRESS(p); }                    \
+    static MARROW_DEVICE std::uint64_t load(const std::uint64_t* p) {                            \
+      std::uint64_t v;                                                                           \
+      asm volatile("ld.relaxed." PTX_SCOPE SPACE ".b64 %0, [%1];"                                \
+                   : "=l"(v)                                                                     \
+                   : "l"(at(p))                                                                  \
+                   : "memory");                                                                  \
+      return v;                                                                                  \
+    }                                                                                            \
+    static MARROW_DEVICE std::uint32_t load(const std::uint32_t* p) {                            \
+      std::uint32_t v;                                                                           \
+      asm volatile("ld.relaxed." PTX_SCOPE SPACE ".b32 %0, [%1];"                                \
+                   : "=r"(v)                                                                     \
+                   : "l"(at(p))                                                                  \
+                   : "memory");                                                                  \
+      return v;                                                                                  \
+    }                                                                                            \
+    static MARROW_DEVICE std::uint8_t load(const std::uint8_t* p) {                              \
+      std::uint32_t v;                                                                           \
+      asm volatile("ld.relaxed." PTX_SCOPE SPACE ".u8 %0, [%1];"                                 \
+                   : "=r"(v)                                                                     \
+                   : "l"(at(p))                                                                  \
+                   : "memory");                                                                  \
+      return static_cast<std::uint8_t>(v);                                                       \
+    }                                                                                            \
+    static MARROW_DEVICE std::uint64_t acquire(const std::uint64_t* p) {                         \
+      std::uint64_t v;                                                                           \
+      asm volatile("ld.acquire." PTX_SCOPE SPACE ".b64 %0, [%1];"                                \
+                   : "=l"(v)                                                                     \
+                   : "l"(at(p))                                                                  \
+                   : "memory");                                                                  \
+      return v;                                                                                  \
+    }                                                                                            \
+    static MARROW_DEVICE std::uint32_t acquire(const std::uint32_t* p) {                         \
+      std::uint32_t v;                                                                           \
+      asm volatile("ld.acquire." PTX_SCOPE SPACE ".b32 %0, [%1];"                                \
+                   : "=r"(v)                                                                     \
+                   : "l"(at(p))                                                                  \
+                   : "memory");                                                                  \
+      return v;                                                                                  \
+    }                                                                                            \
+    static MARROW_DEVICE std::uint8_t acquire(const std::uint8_t* p) {                           \
+      std::uint32_t v;                                                                           \
+      asm volatile("ld.acquire." PTX_SCOPE SPACE ".u8 %0, [%1];"                                 \
+                   : "=r"(v)                                                                     \
+                   : "l"(at(p))                                                                  \
+                   : "memory");                                                                  \
+      return static_cast<std::uint8_t>(v);                                                       \
+    }                                                                                            \
+    static MARROW_DEVICE void store(std::uint64_t* p, std::uint64_t v) {                         \
+      asm volatile("st.relaxed." PTX_SCOPE SPACE ".b64 [%0], %1;" ::"l"(at(p)), "l"(v)           \
+                   : "memory");                                                                  \
+    }                                                                                            \
+    static MARROW_DEVICE void store(std::uint32_t* p, std::uint32_t v) {                         \
+      asm volatile("st.relaxed." PTX_SCOPE SPACE ".b32 [%0], %1;" ::"l"(at(p)), "r"(v)           \
+                   : "memory");                                                                  \
+    }                                                                                            \
+    static MARROW_DEVICE void store(std::uint8_t* p, std::uint8_t v) {                           \
+      asm volatile("st.relaxed." PTX_SCOPE SPACE ".u8 [%0], %1;" ::"l"(at(p)),                   \
+                   "r"(static_cast<std::uint32_t>(v))                                            \
+                   : "memory");                                                                  \
+    }                                                                                            \
+    static MARROW_DEVICE std::uint64_t add(std::uint64_t* p, std::uint64_t n) {                  \
+      std::uint64_t v;                                                                           \
+      asm volatile("atom.relaxed." PTX_SCOPE SPACE ".add.u64 %0, [%1], %2;"                      \
+                   : "=l"(v)                                                                     \
+                   : "l"(at(p)), "l"(n)                                                          \
+                   : "memory");                                                                  \
+      return v;                                                                                  \
+    }                                                                                            \
+    static MARROW_DEVICE std::uint32_t add(std::uint32_t* p, std::uint32_t n) {                  \
+      std::uint32_t v;                                                                           \
+      asm volatile("atom.relaxed." PTX_SCOPE SPACE ".add.u32 %0, [%1], %2;"                      \
+                   : "=r"(v)                                                                     \
+                   : "l"(at(p)), "r"(n)                                                          \
+                   : "memory");                                                                  \
+      return v;                                                                                  \
+    }                                                                                            \
+    static MARROW_DEVICE std::uint64_t max(std::uint64_t* p, std::uint64_t n) {                  \
+      std::uint64_t v;                                                                           \
+      asm volatile("atom.relaxed." PTX_SCOPE SPACE ".max.u64 %0, [%1], %2;"                      \
+                   : "=l"(v)                                                                     \
+                   : "l"(at(p)), "l"(n)                                                          \
+                   : "memory");                                                                  \
+      return v;                                                                                  \
+    }                                                                                            \
+    static MARROW_DEVICE std::uint64_t cas(std::uint64_t* p, std::uint64_t e, std::uint64_t d) { \
+      std::uint64_t v;                                                                           \
+      asm volatile("atom.relaxed." PTX_SCOPE SPACE ".cas.b64 %0, [%1], %2, %3;"                  \
+                   : "=l"(v)                                                                     \
+                   : "l"(at(p)), "l"(e), "l"(d)                                                  \
+                   : "memory");                                                                  \
+      return v;                                                                                  \
+    }                                                                                            \
+    static MARROW_DEVICE std::uint32_t cas(std::uint32_t* p, std::uint32_t e, std::uint32_t d) { \
+      std::uint32_t v;                                                                           \
+      asm volatile("atom.relaxed." PTX_SCOPE SPACE ".cas.b32 %0, [%1], %2, %3;"                  \
+                   : "=r"(v)                                                                     \
+                   : "l"(at(p)), "r"(e), "r"(d)                                                  \
+                   : "memory");                                                                  \
+      return v;                                                                                  \
+    }                                                                                            \
+    static MARROW_DEVICE void reduce(std::uint64_t* p, std::uint64_t n) {                        \
+      asm volatile("red.relaxed." PTX_SCOPE SPACE ".add.u64 [%0], %1;" ::"l"(at(p)), "l"(n)      \
+                   : "memory");                                                                  \
+    }                                                                                            \
+    static MARROW_DEVICE void release_reduce(std::uint64_t* p, std::uint64_t n) {                \
+      asm volatile("red.release." PTX_SCOPE SPACE ".add.u64 [%0], %1;" ::"l"(at(p)), "l"(n)      \
+                   : "memory");                                                                  \
+    }                                                                                            \
+    static MARROW_DEVICE void release_max(std::uint64_t* p, std::uint64_t n) {                   \
+      asm volatile("red.release." PTX_SCOPE SPACE ".max.u64 [%0], %1;" ::"l"(at(p)), "l"(n)      \
+                   : "memory");                                                                  \
+    }                                                                                            \
+    static MARROW_DEVICE void release_fence() {                                                  \
+      asm volatile(MARROW_RELEASE_FENCE(PTX_SCOPE)::: "memory");                                 \
+    }                                                                                            \
+    static MARROW_DEVICE void fence() {                                                          \
+      asm volatile("fence.acq_rel." PTX_SCOPE ";" ::: "memory");                                 \
+    }                                                                                            \
   }
 
 // fence.release came with PTX 8.6 for sm_90; it costs 42 ns less than acq_rel.
@@ -184,15 +209,25 @@ MARROW_GPU_WORD(system, "sys", ".global", __cvta_generic_to_global);
 #undef MARROW_GPU_WORD
 
 template <Scope S, class T>
-MARROW_DEVICE T load_relaxed(const T* p) { return Words<S>::load(p); }
+MARROW_DEVICE T load_relaxed(const T* p) {
+  return Words<S>::load(p);
+}
 template <Scope S, class T, class U>
-MARROW_DEVICE void store_relaxed(T* p, U v) { Words<S>::store(p, static_cast<T>(v)); }
+MARROW_DEVICE void store_relaxed(T* p, U v) {
+  Words<S>::store(p, static_cast<T>(v));
+}
 template <Scope S, class T, class U>
-MARROW_DEVICE T fetch_add_relaxed(T* p, U n) { return Words<S>::add(p, static_cast<T>(n)); }
+MARROW_DEVICE T fetch_add_relaxed(T* p, U n) {
+  return Words<S>::add(p, static_cast<T>(n));
+}
 template <Scope S>
-MARROW_DEVICE void add_relaxed(std::uint64_t* p, std::uint64_t n) { Words<S>::reduce(p, n); }
+MARROW_DEVICE void add_relaxed(std::uint64_t* p, std::uint64_t n) {
+  Words<S>::reduce(p, n);
+}
 template <Scope S, class T, class U>
-MARROW_DEVICE T fetch_max_relaxed(T* p, U n) { return Words<S>::max(p, static_cast<T>(n)); }
+MARROW_DEVICE T fetch_max_relaxed(T* p, U n) {
+  return Words<S>::max(p, static_cast<T>(n));
+}
 template <Scope S, class T, class U, class V>
 MARROW_DEVICE T compare_swap_relaxed(T* p, U expected, V desired) {
   return Words<S>::cas(p, static_cast<T>(expected), static_cast<T>(desired));
@@ -200,7 +235,9 @@ MARROW_DEVICE T compare_swap_relaxed(T* p, U expected, V desired) {
 
 /// Read-mostly word of a table the host writes between launches.
 template <class T>
-MARROW_DEVICE T load_cached(const T* p) { return *p; }
+MARROW_DEVICE T load_cached(const T* p) {
+  return *p;
+}
 
 /// A table's byte, loaded here and not where the value is first used, so that loads overlap.
 MARROW_DEVICE std::uint8_t load_ahead(const std::uint8_t* p) {
@@ -209,7 +246,9 @@ MARROW_DEVICE std::uint8_t load_ahead(const std::uint8_t* p) {
   return static_cast<std::uint8_t>(v);
 }
 /// Has both values ready here, while loads are under way, and not where they are first used.
-MARROW_DEVICE void compute_here(std::uint64_t& a, std::uint64_t& b) { asm volatile("" : "+l"(a), "+l"(b)); }
+MARROW_DEVICE void compute_here(std::uint64_t& a, std::uint64_t& b) {
+  asm volatile("" : "+l"(a), "+l"(b));
+}
 /// A data word, loaded here and not where the value is first used, so that loads overlap.
 MARROW_DEVICE std::uint64_t load_data_ahead(const std::uint64_t* p) {
   std::uint64_t v;
@@ -222,7 +261,9 @@ MARROW_DEVICE void store_plain(std::uint64_t* p, std::uint64_t v) {
 }
 
 template <Scope S, class T>
-MARROW_DEVICE T observe(const T* p) { return Words<S>::acquire(p); }
+MARROW_DEVICE T observe(const T* p) {
+  return Words<S>::acquire(p);
+}
 
 template <Scope S, class T>
 MARROW_DEVICE void publish(Store<T> only) {
@@ -252,18 +293,22 @@ class Publication {
   MARROW_DEVICE Publication() { Words<S>::release_fence(); }
   /// W: scope of the store itself, e.g. system for a doorbell after a device-scope release.
   template <Scope W = S, class T, class U>
-  MARROW_DEVICE void store(T* word, U value) { Words<W>::store(word, static_cast<T>(value)); }
+  MARROW_DEVICE void store(T* word, U value) {
+    Words<W>::store(word, static_cast<T>(value));
+  }
   MARROW_DEVICE void add(std::uint64_t* word, std::uint64_t n) { Words<S>::reduce(word, n); }
 };
 
 template <Scope S>
-MARROW_DEVICE void settle() { Words<S>::fence(); }
+MARROW_DEVICE void settle() {
+  Words<S>::fence();
+}
 
 MARROW_DEVICE void store_cell(void* p, Cell16 cell) {
-  asm volatile(
-      "{.reg .b128 t; mov.b128 t, {%1, %2}; st.relaxed.sys.global.b128 [%0], t;}" ::"l"(__cvta_generic_to_global(p)), "l"(cell.low),
-      "l"(cell.high)
-      : "memory");
+  asm volatile("{.reg .b128 t; mov.b128 t, {%1, %2}; st.relaxed.sys.global.b128 [%0], t;}" ::"l"(
+                   __cvta_generic_to_global(p)),
+               "l"(cell.low), "l"(cell.high)
+               : "memory");
 }
 MARROW_DEVICE Cell16 load_cell(const void* p) {
   Cell16 cell;
@@ -274,7 +319,9 @@ MARROW_DEVICE Cell16 load_cell(const void* p) {
   return cell;
 }
 
-MARROW_DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p))); }
+MARROW_DEVICE void prefetch(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
+}
 
 /// In a kernel started by launch_early: returns when the stream's previous kernel has ended and its
 /// stores are visible. Elsewhere it returns at once.
@@ -313,7 +360,8 @@ MARROW_DEVICE void copy_some(T* to, const T* from, std::size_t step) {
 /// Whole tiles of kCount x 32 neighbouring elements, a warp each: the addresses of one tile differ by
 /// constants, so hardly an instruction is spent on them. Returns how many elements were in tiles.
 template <int kCount, class T>
-MARROW_DEVICE std::size_t copy_tiles(T* to, const T* from, std::size_t n, unsigned rank, unsigned size) {
+MARROW_DEVICE std::size_t copy_tiles(T* to, const T* from, std::size_t n, unsigned rank,
+                                     unsigned size) {
   constexpr std::size_t kTile = kCount * 32;
   const std::size_t tiled = n / kTile * kTile;
   const std::size_t step = std::size_t{size / 32} * kTile;
@@ -326,7 +374,8 @@ MARROW_DEVICE std::size_t copy_tiles(T* to, const T* from, std::size_t n, unsign
 /// Copies n elements of T. One SM needs about 4 x 16 bytes in flight per thread at 1024 threads to reach
 /// its 46 GB/s of NVLink.
 template <class T>
-MARROW_DEVICE void copy_elements(T* to, const T* from, std::size_t n, unsigned rank, unsigned size) {
+MARROW_DEVICE void copy_elements(T* to, const T* from, std::size_t n, unsigned rank,
+                                 unsigned size) {
   __builtin_assume(__isGlobal(to));
   __builtin_assume(__isGlobal(from));
   std::size_t done = 0;
@@ -338,7 +387,8 @@ MARROW_DEVICE void copy_elements(T* to, const T* from, std::size_t n, unsigned r
     }
   } else {
     const std::size_t own = n / size / 8 * 8;
-    for (std::size_t at = 0; at < own; at += 8) copy_some<8>(to + (at * size + rank), from + (at * size + rank), size);
+    for (std::size_t at = 0; at < own; at += 8)
+      copy_some<8>(to + (at * size + rank), from + (at * size + rank), size);
     done = own * size;
   }
   for (std::size_t at = done + rank; at < n; at += size) to[at] = from[at];
@@ -346,19 +396,21 @@ MARROW_DEVICE void copy_elements(T* to, const T* from, std::size_t n, unsigned r
 
 /// Bytes before both sides are aligned, whole elements of T, bytes after.
 template <class T>
-MARROW_DEVICE void copy_as(unsigned char* to, const unsigned char* from, std::size_t bytes, unsigned rank, unsigned size) {
+MARROW_DEVICE void copy_as(unsigned char* to, const unsigned char* from, std::size_t bytes,
+                           unsigned rank, unsigned size) {
   std::size_t head = -reinterpret_cast<std::uintptr_t>(to) & (sizeof(T) - 1);
   if (head > bytes) head = bytes;
   const std::size_t elements = (bytes - head) / sizeof(T);
-  copy_elements(reinterpret_cast<T*>(to + head), reinterpret_cast<const T*>(from + head), elements, rank, size);
+  copy_elements(reinterpret_cast<T*>(to + head), reinterpret_cast<const T*>(from + head), elements,
+                rank, size);
   const std::size_t done = head + elements * sizeof(T);
   for (std::size_t i = rank; i < head; i += size) to[i] = from[i];
   for (std::size_t i = done + rank; i < bytes; i += size) to[i] = from[i];
 }
 
 /// Not inlined: its 32 registers of loads in flight would otherwise count in every kernel that puts.
-__device__ __noinline__ inline void copy_any(unsigned char* to, const unsigned char* from, std::size_t bytes, unsigned rank,
-                                             unsigned size) {
+__device__ __noinline__ inline void copy_any(unsigned char* to, const unsigned char* from,
+                                             std::size_t bytes, unsigned rank, unsigned size) {
   const auto differ = reinterpret_cast<std::uintptr_t>(to) ^ reinterpret_cast<std::uintptr_t>(from);
   if ((differ & 15) == 0) {
     copy_as<uint4>(to, from, bytes, rank, size);
@@ -371,15 +423,19 @@ __device__ __noinline__ inline void copy_any(unsigned char* to, const unsigned c
 
 }  // namespace detail
 
-MARROW_DEVICE void copy(void* dst, const void* src, std::size_t bytes, unsigned rank, unsigned size) {
+MARROW_DEVICE void copy(void* dst, const void* src, std::size_t bytes, unsigned rank,
+                        unsigned size) {
   auto* to = static_cast<unsigned char*>(dst);
   auto* from = static_cast<const unsigned char*>(src);
-  const auto either = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) | bytes;
+  const auto either =
+      reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) | bytes;
   if ((either & 15) == 0 && bytes <= std::size_t{size} * 16) {
     // At most one element a thread.
-    if (rank < bytes / 16) reinterpret_cast<uint4*>(to)[rank] = reinterpret_cast<const uint4*>(from)[rank];
+    if (rank < bytes / 16)
+      reinterpret_cast<uint4*>(to)[rank] = reinterpret_cast<const uint4*>(from)[rank];
   } else if ((either & 7) == 0 && bytes == 8) {
-    if (rank == 0) *reinterpret_cast<std::uint64_t*>(to) = *reinterpret_cast<const std::uint64_t*>(from);
+    if (rank == 0)
+      *reinterpret_cast<std::uint64_t*>(to) = *reinterpret_cast<const std::uint64_t*>(from);
   } else {
     detail::copy_any(to, from, bytes, rank, size);
   }
