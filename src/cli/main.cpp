@@ -11,7 +11,8 @@ namespace marrow::cli {
 
 std::map<std::string, std::string> path_parameters(const std::string& path,
                                                    const std::string& network) {
-  std::map<std::string, std::string> parameters{{"MARROW_PATH", path}};
+  std::map<std::string, std::string> parameters;
+  if (path != "auto") parameters["MARROW_PATH"] = path;  // else the environment's wish holds
   if (!network.empty()) parameters[path == "gda" ? "MARROW_NIC" : "MARROW_NETWORK"] = network;
   return parameters;
 }
@@ -62,7 +63,13 @@ int main_of(int argc, char** argv) {
   if (const std::optional<int> done = parse(argc, argv, invocation)) return *done;
   try {
     if (const int processes = wanted_processes(invocation)) return spawn_processes(processes, argv);
-    return run(invocation);
+    const int result = run(invocation);
+    // Results that did not reach the disk or the reader are no success.
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      std::fprintf(stderr, "marrow: standard output could not be written (disk full or closed).\n");
+      return result != 0 ? result : 2;
+    }
+    return result;
   } catch (const Error& error) {
     std::fprintf(stderr, "marrow: %s\n", error.what());
     return exit_code(error.code());

@@ -91,11 +91,18 @@ int spawn_processes(int ranks, char** argv) {
                 "check that /tmp is writable");
   }
   const std::string rendezvous = std::string("file://") + folder + "/rendezvous";
+  // Held back so that an interrupt ends the ranks and removes the folder first; the ranks get it.
+  sigset_t stops, before;
+  sigemptyset(&stops);
+  for (const int stop : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&stops, stop);
+  sigprocmask(SIG_BLOCK, &stops, &before);
+  int stopped_by = 0;
   std::vector<pid_t> children;
   for (int r = 0; r < ranks; ++r) {
     const pid_t child = fork();
     if (child == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);  // no orphan ranks
+      sigprocmask(SIG_SETMASK, &before, nullptr);
       setenv("MARROW_RENDEZVOUS", rendezvous.c_str(), 1);
       setenv("RANK", std::to_string(r).c_str(), 1);
       setenv("LOCAL_RANK", std::to_string(r).c_str(), 1);
@@ -116,7 +123,12 @@ int spawn_processes(int ranks, char** argv) {
       const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
       if (code != 0 && result == 0) result = code;
     } else {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      const timespec pause{0, 5'000'000};
+      const int stop = sigtimedwait(&stops, nullptr, &pause);
+      if (stop > 0) {
+        stopped_by = stop;
+        for (const pid_t child : children) kill(child, SIGKILL);
+      }
     }
     const auto now = std::chrono::steady_clock::now();
     if (result != 0 && kill_at == std::chrono::steady_clock::time_point::max())
@@ -128,6 +140,8 @@ int spawn_processes(int ranks, char** argv) {
   }
   unlink((std::string(folder) + "/rendezvous").c_str());
   rmdir(folder);
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+  if (stopped_by != 0) raise(stopped_by);
   return result;
 }
 
@@ -160,8 +174,11 @@ void RankTeam::run_rank(const UniqueId& id, int rank,
   Communicator comm(id, size_, rank, config);
   try {
     body(comm);
-  } catch (const std::exception& error) {
+  } catch (const Error& error) {
     // The others stop at once instead of waiting for us.
+    comm.revoke(error.sentence());
+    throw;
+  } catch (const std::exception& error) {
     comm.revoke(error.what());
     throw;
   }

@@ -5,6 +5,7 @@
 #include "base/text.hpp"
 #include "core/state.hpp"
 #include "proxy/cuda_copy_engine.hpp"
+#include "proxy/networks.hpp"
 #include "topology/topology.hpp"
 
 namespace marrow::core {
@@ -57,8 +58,12 @@ void CommunicatorState::open_proxy() {
 }
 
 void CommunicatorState::choose_paths() {
-  together("reading MARROW_PATH", [&] {
+  together("reading MARROW_PATH and MARROW_NETWORK", [&] {
     wishes_ = parse_wishes(base::parameter_string("MARROW_PATH", parameters_), nranks());
+    // A misspelt name is told also where no pair needs a network, not on the day when one does.
+    const std::string network = base::parameter_string("MARROW_NETWORK", parameters_);
+    if (network.find('/') == std::string::npos && network.find(".so") == std::string::npos)
+      proxy::candidates(network);
   });
   std::vector<std::vector<Wish>> wishes(nranks(), std::vector<Wish>(nranks()));
   const auto rows = bootstrap_->allgather(std::as_bytes(std::span(wishes_)));
@@ -100,7 +105,7 @@ void CommunicatorState::choose_paths() {
       })) {
     open_proxy();
   }
-  plan_ = plan_paths(facts_, wishes, reach);
+  plan_ = plan_paths(facts_, wishes, reach, gda_reason_);
 }
 
 std::vector<PeerInfo> CommunicatorState::peers() const {

@@ -82,7 +82,7 @@ void plan_teams(const std::vector<RankFacts>& facts, const std::vector<std::vect
 
 PathPlan plan_paths(const std::vector<RankFacts>& facts,
                     const std::vector<std::vector<Wish>>& wishes,
-                    const std::vector<std::vector<bool>>& reach) {
+                    const std::vector<std::vector<bool>>& reach, const std::string& gda_reason) {
   const int n = static_cast<int>(facts.size());
   PathPlan plan;
   plan_teams(facts, reach, plan);
@@ -103,7 +103,9 @@ PathPlan plan_paths(const std::vector<RankFacts>& facts,
             Code::unsupported,
             base::cat("rank ", from, " cannot reach rank ", to, " by ",
                       wish == Wish::automatic ? "any path" : name(path),
-                      wish == Wish::lsa ? ": they are not in one load/store team" : ""),
+                      wish == Wish::lsa ? ": they are not in one load/store team" : "",
+                      wish == Wish::gda && !gda_reason.empty() ? ": " : "",
+                      wish == Wish::gda ? gda_reason : ""),
             "see `marrow info` for each pair; MARROW_PATH=auto takes the best one there is");
       }
       plan.path[from][to] = path;

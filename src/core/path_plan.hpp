@@ -50,10 +50,11 @@ void plan_teams(const std::vector<RankFacts>& facts, const std::vector<std::vect
                 PathPlan& plan);
 
 /// @param wishes  [from][to]
-/// @throws Error(unsupported) when a wish cannot be met, naming the pair and why
+/// @throws Error(unsupported) when a wish cannot be met, naming the pair and why; gda_reason: why no NIC was opened
 PathPlan plan_paths(const std::vector<RankFacts>& facts,
                     const std::vector<std::vector<Wish>>& wishes,
-                    const std::vector<std::vector<bool>>& reach);
+                    const std::vector<std::vector<bool>>& reach,
+                    const std::string& gda_reason = {});
 
 /// Why `from` does not reach `to` by a better path than it takes; one sentence a path.
 std::vector<std::string> rejections(const PathPlan& plan, const std::vector<RankFacts>& facts,

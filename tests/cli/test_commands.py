@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every other command, bad arguments, and the reduced command line."""
 import json
+import os
+import pathlib
 import re
+import signal
+import subprocess
+import time
 
 import jsonschema
 import pytest
@@ -42,6 +47,69 @@ def test_help_has_examples_and_every_command(marrow):
 ])
 def test_bad_arguments_get_a_sentence(marrow, words, sentence):
     assert sentence in marrow.fails(2, *words)
+
+
+@pytest.mark.parametrize("variable, sentence", [
+    ("MARROW_PATH=lsaa", "'lsaa' is not a path"),
+    ("MARROW_NETWORK=smh", "there is no network 'smh'"),  # also where every pair is load/store
+])
+def test_the_environment_counts_without_an_option(marrow, variable, sentence):
+    name, value = variable.split("=")
+    assert sentence in marrow.fails(2, "perf", "signal", *QUICK, env={name: value})
+
+
+def test_path_of_the_environment_is_taken(marrow):
+    assert "path proxy on shm" in marrow.ok("perf", "signal", *QUICK, env={"MARROW_PATH": "proxy"})
+
+
+def test_why_there_is_no_nic_is_told(marrow):
+    told = marrow.fails(2, "perf", "signal", "--path", "gda", *QUICK, env={"MARROW_SOFTNIC": "colour=red"})
+    assert "softnic has no option 'colour=red'" in told
+
+
+def test_output_that_cannot_be_written_is_no_success(marrow):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([str(marrow.path), "env"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=50, check=False)
+    assert done.returncode == 2 and "standard output could not be written" in done.stderr
+
+
+def children_of(pid):
+    return [int(p) for p in (pathlib.Path("/proc") / str(pid) / "task" / str(pid) / "children").read_text().split()]
+
+
+def started_processes(marrow, *words):
+    """Four ranks as processes that would run for minutes, once they exist."""
+    team = subprocess.Popen([str(marrow.path), "perf", *map(str, words), "--ranks", "4", "--processes"],
+                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 20
+    while len(children_of(team.pid)) < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(2)
+    return team, children_of(team.pid)
+
+
+def test_a_stopped_team_leaves_nothing(marrow):
+    before = set(pathlib.Path("/tmp").glob("marrow-ranks-*"))
+    team, ranks = started_processes(marrow, "barrier", "--path", "lsa", "--iterations", 10000000)
+    mine = set(pathlib.Path("/tmp").glob("marrow-ranks-*")) - before
+    team.terminate()
+    team.communicate(timeout=20)
+    assert team.returncode == -signal.SIGTERM
+    assert len(ranks) == 4 and mine
+    assert not any(pathlib.Path(f"/proc/{rank}").exists() for rank in ranks)
+    deadline = time.monotonic() + 5
+    while any(folder.exists() for folder in mine) and time.monotonic() < deadline:
+        time.sleep(0.1)  # another test's team may have been starting
+    assert not any(folder.exists() for folder in mine)
+
+
+def test_a_killed_rank_ends_a_batch_of_launches(marrow):
+    team, ranks = started_processes(marrow, "alltoall", "--path", "lsa", "--sizes", "64K", "--iterations", 10000000)
+    os.kill(ranks[1], signal.SIGKILL)
+    start = time.monotonic()
+    _, told = team.communicate(timeout=30)
+    assert time.monotonic() - start < 5 and team.returncode == 1
+    assert "peer_failed: rank 1 failed" in told
 
 
 def test_gpus_that_are_not_there(marrow):
