@@ -21,7 +21,8 @@
 //   Publication<S> out; out.store(p, v); out.store<W>(p, v); out.add(p, n);   the same release for many words; W: scope of that store
 //   settle<S>()                   orders all earlier stores before all later ones of this thread, whatever the word (cross-context fence)
 //   cells      store_cell(p, Cell16) load_cell(p)       16 aligned bytes at once, relaxed, system scope
-//   copy(dst, src, bytes, rank, size)                   rank's share of a copy by `size` threads, through registers
+//   copy(dst, src, bytes, rank, size)                   rank's share of a copy by `size` threads, through registers;
+//                                                       both sides in global memory
 //   bulk_copy(dst, src, bytes, scratch, rank, size)     the same by the SM's copy engine where there is one; member 0's copy
 //                                                       is complete when it returns
 //   time       now_ns() (global timer), cycle_clock(), relax(spins) (yields after 64 spins on the CPU)
