@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/log.hpp"
@@ -117,6 +118,10 @@ std::unique_ptr<Nic> Nic::open(bootstrap::Bootstrap& bootstrap, const base::Para
   const std::string faults = base::parameter_string("MARROW_SOFTNIC", parameters);
   Attempt soft = attempt([&] { return Device::open("softnic", "", job, faults, place, options); });
   if (!all_succeeded(bootstrap, soft, "softnic", tried)) {
+    // softnic is behind a C interface: that its options are bad is only in its text, which all ranks have.
+    constexpr std::string_view bad = "invalid_argument: ";
+    if (const std::size_t at = tried.find(cat(bad, "softnic ")); at != std::string::npos)
+      throw Error(Code::invalid_argument, cat("MARROW_SOFTNIC: ", tried.substr(at + bad.size())));
     throw Error(Code::unsupported, cat("no NIC for the gda path: ", tried), next);
   }
   MARROW_INFO(gda, "NIC ", soft.device->name(), ", job ", job);

@@ -64,7 +64,10 @@ def test_path_of_the_environment_is_taken(marrow):
 
 def test_why_there_is_no_nic_is_told(marrow):
     told = marrow.fails(2, "perf", "signal", "--path", "gda", *QUICK, env={"MARROW_SOFTNIC": "colour=red"})
-    assert "softnic has no option 'colour=red'" in told
+    assert "invalid_argument: MARROW_SOFTNIC: softnic has no option 'colour=red'" in told
+    # Nor does a demo of all paths take it for a machine without the gda path.
+    marrow.fails(2, "demo", "--tokens", 64, "--hidden", 8, env={"MARROW_SOFTNIC": "drop=many"})
+    assert "no RDMA device named nope" in marrow.fails(2, "perf", "signal", "--path", "gda", *QUICK, env={"MARROW_NIC": "nope"})
 
 
 def test_output_that_cannot_be_written_is_no_success(marrow):
