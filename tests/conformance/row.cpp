@@ -144,6 +144,12 @@ std::uint64_t next_random(std::uint64_t& state) {
   return state;
 }
 
+/// So that a run cut short by its time limit loses a little of everything, not the last cases.
+void shuffle(std::vector<Row>& rows, std::uint64_t& random) {
+  for (std::size_t k = rows.size(); k > 1; --k)
+    std::swap(rows[k - 1], rows[next_random(random) % k]);
+}
+
 }  // namespace
 
 bool compatible(std::string_view name, std::string_view value, std::string_view other_name,
@@ -239,6 +245,7 @@ std::vector<Row> pairwise(const Columns& columns, std::uint64_t seed) {
     }
     rows.push_back(row_of(columns, choice));
   }
+  shuffle(rows, random);
   return rows;
 }
 
@@ -279,8 +286,7 @@ std::vector<Row> product(const Columns& columns, std::uint64_t seed) {
     }
     if (complete) rows.push_back(row_of(columns, choice));
   }
-  for (std::size_t k = rows.size(); k > 1; --k)
-    std::swap(rows[k - 1], rows[next_random(random) % k]);
+  shuffle(rows, random);
   return rows;
 }
 

@@ -6,13 +6,13 @@ if(MARROW_SANITIZE STREQUAL "thread")
   foreach(path IN ITEMS lsa gda proxy mixed)
     marrow_conformance_test(conformance_tsan_${path} ARGS --matrix pairwise --as threads --path ${path}
       --ranks 2,3 --block 1,4 --lanes 1,4 --seed 1,2 --bytes 256,15,4096 --far 0 --delay 0,20
-      --index start,wrap16 --seconds 40)
+      --index start,wrap16 --seconds 25)
   endforeach()
   return()
 elseif(MARROW_SANITIZE STREQUAL "address")
   foreach(shard RANGE 1)
     marrow_conformance_test(conformance_asan_${shard} ARGS --matrix pairwise --ranks 1,2,3 --far 0
-      --shard ${shard}/2 --seconds 40)
+      --shard ${shard}/2 --seconds 25)
   endforeach()
   return()
 endif()
