@@ -58,7 +58,10 @@ class Error : public std::runtime_error {
   /// @param next_step  what to do about it; may be empty
   Error(Code code, std::string sentence, std::string next_step = {})
       : std::runtime_error(std::string(name(code)) + ": " + sentence +
-                           (next_step.empty() ? "" : " Next: " + next_step)),
+                           (next_step.empty()         ? ""
+                            : sentence.ends_with('.') ? " Next: "
+                                                      : ". Next: ") +
+                           next_step),
         code_(code),
         sentence_(std::move(sentence)),
         next_step_(std::move(next_step)) {}

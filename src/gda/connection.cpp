@@ -294,15 +294,45 @@ void Connection::publish(const Layout& layout, const Requirements& requirements,
   table_ = static_cast<const GdaDevice*>(arena_.upload(image.data(), image.size() * sizeof(Image)));
 }
 
+/// A kernel records a failure when it polls that queue; one that only waits for a signal never does. So
+/// the host looks at the completion entries too. The first failure counts, not the flushes after it.
+std::uint64_t Connection::failure_in_queue(std::size_t queue) const {
+  const Layout layout(nic_->options().depth, pairs_.size());
+  const std::size_t entries = nic_->options().collapsed ? 1 : nic_->options().depth;
+  std::uint64_t flushed = 0;
+  for (std::size_t i = 0; i < entries; ++i) {
+    auto* words =
+        reinterpret_cast<std::uint32_t*>(block_.host + layout.cq(queue) + i * mlx5::kBlockBytes);
+    const auto load = [&](int word, std::memory_order order) {
+      return std::atomic_ref<std::uint32_t>(words[word]).load(order);
+    };
+    // Meets the engine's release of the entry's last word: the words before it are whole.
+    const std::uint32_t last = load(15, std::memory_order_acquire);
+    if (const auto kind = mlx5::cqe_opcode(last);
+        kind != mlx5::kRequesterError && kind != mlx5::kResponderError) {
+      continue;
+    }
+    const std::uint32_t syndromes = mlx5::from_big32(load(13, std::memory_order_relaxed));
+    const std::uint64_t seen = gda_error::pack(
+        static_cast<std::uint8_t>(syndromes), static_cast<std::uint8_t>(syndromes >> 8),
+        static_cast<std::uint8_t>(mlx5::from_big32(load(14, std::memory_order_relaxed)) >> 24),
+        mlx5::cqe_counter(last));
+    if (gda_error::syndrome(seen) != mlx5::kFlushError) return seen;
+    flushed = seen;
+  }
+  return flushed;
+}
+
 std::vector<QueueError> Connection::errors() const {
   std::vector<QueueError> found;
   const std::lock_guard lock(mutex_);
   for (std::size_t q = 0; q < pairs_.size(); ++q) {
     auto* word = errors_ + q * (Layout::kTailBytes / sizeof(std::uint64_t));
-    const std::uint64_t error =
-        std::atomic_ref<std::uint64_t>(*word).load(std::memory_order_relaxed);
     const int peer = static_cast<int>(q % nranks_);
-    if (error == 0 || masked_[peer]) continue;
+    if (masked_[peer]) continue;
+    std::uint64_t error = std::atomic_ref<std::uint64_t>(*word).load(std::memory_order_relaxed);
+    if (error == 0) error = failure_in_queue(q);
+    if (error == 0) continue;
     QueueError e;
     e.peer = peer;
     e.context = static_cast<int>(q % mains() / nranks_);

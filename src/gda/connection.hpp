@@ -36,6 +36,7 @@ class Connection final : public Queues {
   void agree(bootstrap::Bootstrap& bootstrap, bool good);
   void publish(const Layout& layout, const Requirements& requirements, const Region* counters);
   void drop() noexcept;
+  std::uint64_t failure_in_queue(std::size_t queue) const;
   /// Length of what each rank tells the others.
   std::size_t words() const { return 2 + mains() + 2 * 3; }
   /// Queues of (context, peer); companions follow.

@@ -340,6 +340,39 @@ TEST(Core, RegisteredMemoryIsGivenBack) {
   });
 }
 
+MARROW_KERNEL signal_self(DeviceCommunicator comm, Status* out) {
+  Gin gin(comm, 0);
+  *out = gin.signal(comm.rank, SignalAdd{0, 1});
+}
+
+TEST(Core, AnErrorOfTheNicIsFoundWithoutPolling) {
+  for (const char* queue : {"ring", "collapsed"}) {
+    Config config;
+    config.parameters = {
+        {"MARROW_PATH", "gda"}, {"MARROW_SOFTNIC", "error_at=1"}, {"MARROW_GDA_CQ", queue}};
+    run_ranks(
+        1,
+        [&](Communicator& comm) {
+          auto device = comm.device_communicator();
+          Status status = Status::invalid;
+          launch(comm.place(), 1, 1, 0, signal_self, device.handle(), &status);
+          EXPECT_EQ(status, Status::ok);  // posted; no kernel looks at the completion
+          std::string sentence;
+          for (int i = 0; i < 2000 && sentence.empty(); ++i) {
+            try {
+              comm.check();
+              std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            } catch (const Error& error) {
+              sentence = error.what();
+            }
+          }
+          EXPECT_NE(sentence.find("to rank 0"), std::string::npos) << sentence;
+          EXPECT_NE(sentence.find("syndrome"), std::string::npos) << sentence;
+        },
+        config);
+  }
+}
+
 TEST(PathPlan, LsaSizeSplitsAHost) {
   using namespace core;
   std::vector<RankFacts> facts(4);
