@@ -20,5 +20,7 @@ class Machine {
 };
 
 std::unique_ptr<Machine> make_machine();
+/// GPUs of this machine; 0 in the CPU driver.
+int gpu_count();
 
 }  // namespace marrow::conformance

@@ -17,6 +17,8 @@ class CpuMachine : public Machine {
 
 }  // namespace
 
+int gpu_count() { return 0; }
+
 std::unique_ptr<Machine> make_machine() { return std::make_unique<CpuMachine>(); }
 
 }  // namespace marrow::conformance

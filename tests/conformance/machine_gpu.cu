@@ -40,6 +40,11 @@ class GpuMachine : public Machine {
 
 }  // namespace
 
+int gpu_count() {
+  int present = 0;
+  return cudaGetDeviceCount(&present) == cudaSuccess ? present : 0;
+}
+
 std::unique_ptr<Machine> make_machine() { return std::make_unique<GpuMachine>(); }
 
 }  // namespace marrow::conformance

@@ -18,6 +18,7 @@
 #include <string>
 #include <thread>
 
+#include "conformance/machine.hpp"
 #include "conformance/row.hpp"
 
 #if !defined(MARROW_CONFORMANCE_GPU)
@@ -119,6 +120,10 @@ void print_list() {
 std::vector<Row> rows_of(const Options& options) {
   if (options.matrix.empty()) {
     Row row;
+    if (MARROW_CONFORMANCE_GPU) {
+      row.set("gpus", std::to_string(gpu_count()));
+      row.set("block", "128");
+    }
     for (const auto& [key, value] : options.given) row.set(key, value);
     return {row};
   }
@@ -132,7 +137,7 @@ std::vector<Row> rows_of(const Options& options) {
       if (std::strcmp(p.name, "lanes") == 0) list = "1";
       if (std::strcmp(p.name, "far") == 0) list = "0";
       if (std::strcmp(p.name, "group") == 0) list = "block";
-      if (std::strcmp(p.name, "gpus") == 0) list = "16";
+      if (std::strcmp(p.name, "gpus") == 0) list = std::to_string(gpu_count());
     }
     for (const auto& [key, value] : options.given) {
       if (key == p.name) list = value;
@@ -146,7 +151,12 @@ std::vector<Row> rows_of(const Options& options) {
   const std::vector<Row> all = options.matrix == "full" ? product(columns, options.matrix_seed)
                                                         : pairwise(columns, options.matrix_seed);
   std::vector<Row> rows;
-  for (std::size_t i = options.shard; i < all.size(); i += options.shards) rows.push_back(all[i]);
+  for (std::size_t i = options.shard; i < all.size(); i += options.shards) {
+    rows.push_back(all[i]);
+    Row& row = rows.back();
+    // Two processes on one GPU take turns in slices and spin through each other's.
+    if (row.number("gpus") && row.number("ranks") > row.number("gpus")) row.set("as", "threads");
+  }
   return rows;
 }
 
@@ -247,6 +257,10 @@ std::string run_row(const Row& row, int row_seconds) {
 }
 
 int run_all(const Options& options) {
+  if (MARROW_CONFORMANCE_GPU && !options.rows && gpu_count() == 0) {
+    std::puts("skipped: no GPU");
+    return 77;
+  }
   const std::vector<Row> rows = rows_of(options);
   const auto start = Clock::now();
   int passed = 0;
