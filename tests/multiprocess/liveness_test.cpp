@@ -119,7 +119,7 @@ MARROW_ROLE(talker) {
   DeviceCommunicatorOwner device = comm.device_communicator({.contexts = 1, .signals = 32});
   comm.barrier();
   self.say("ready");
-  const std::string talked = talk_all(comm, device, window, -1, 400, 2'000'000);
+  const std::string talked = talk_all(comm, device, window, -1, 300, 2'000'000);
   if (talked != "ok") return talked;
   comm.check();
   comm.barrier();
