@@ -114,14 +114,21 @@ TEST(Setup, RankZeroElsewhereIsExplained) {
 TEST(Setup, ALateRankIsToldSoAndDisturbsNobody) {
   UniqueId id = UniqueId::create();
   std::atomic<int> up = 0;
+  std::atomic<bool> told = false;
   auto outcomes = on_threads(3, [&](int thread) {
     if (thread == 2) {
       while (up < 2) std::this_thread::sleep_for(milliseconds(5));
-      Bootstrap bootstrap(id, 2, 1, options());
+      try {
+        Bootstrap bootstrap(id, 2, 1, options());
+      } catch (...) {
+        told = true;
+        throw;
+      }
+      return;
     }
     Bootstrap bootstrap(id, 2, thread, options());
     ++up;
-    std::this_thread::sleep_for(milliseconds(200));
+    for (int i = 0; i < 1000 && !told; ++i) std::this_thread::sleep_for(milliseconds(5));
     bootstrap.barrier();
     bootstrap.close();
   });
