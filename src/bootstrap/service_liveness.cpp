@@ -247,6 +247,8 @@ void Bootstrap::Service::on_decide(Reader in) {
 void Bootstrap::Service::adopt_decision(std::uint64_t number, const RankSet& mask) {
   decided_ = number;
   decided_mask_ = mask;
+  // The caller may wake late; until then a change of root must not vote for the next agreement in its name.
+  agreeing_ = false;
   sequence_ = 0;
   gathers_.clear();
   for (int i = 0; i < nranks_; ++i) {
