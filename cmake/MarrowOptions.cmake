@@ -6,6 +6,7 @@ set(MARROW_CUDA_ARCH 90a-real CACHE STRING
     "CUDA architectures, as CMake spells them; a release takes '80-real;90a-real;100-real;100-virtual'")
 set(MARROW_SANITIZE "" CACHE STRING "Empty, address (with UBSan) or thread")
 set_property(CACHE MARROW_SANITIZE PROPERTY STRINGS "" address thread)
+option(MARROW_SANITIZE_ALL "In a sanitizer build, also the tests marked asan-all or tsan-all" OFF)
 option(MARROW_CHECKED "Check bounds, alignment, peers and contexts on the device, with file and line" OFF)
 option(MARROW_WERROR "Warnings are errors" ${MARROW_TOP_LEVEL})
 option(MARROW_TESTS "Build the tests" ${MARROW_TOP_LEVEL})

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: asan tsan
+// marrow-test: asan-all tsan-all
 // What the host does around kernels: stream forms, windows of memory that somebody else allocated, two
 // communicators at once, lsa teams, allgather, statistics.
 #include <gtest/gtest.h>

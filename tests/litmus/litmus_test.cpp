@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: tsan asan
+// marrow-test: tsan-all asan-all
 // Litmus tests of the platform's ordering on the CPU device: each thread is a block, plain words are what
 // must be published. ThreadSanitizer sees a missing edge on any machine; the values show it on weak ones.
 // The same shapes on GPUs over NVLink and PCIe are in tests/gpu.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: tsan asan
+// marrow-test: tsan-all asan-all
 // Levels, subsystems, file names, one write per line; a full disk or a closed pipe loses lines,
 // never the job.
 #include "base/log.hpp"

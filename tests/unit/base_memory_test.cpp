@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: asan
+// marrow-test: asan-all
 // Descriptors, mappings and their passage between processes.
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: asan
+// marrow-test: asan-all
 // SHA-256 against NIST's example messages (FIPS 180 examples) and HMAC against RFC 4231.
 #include "base/sha256.hpp"
 

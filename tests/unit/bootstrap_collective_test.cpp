@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: tsan asan
+// marrow-test: tsan asan-all
 // What works when nothing goes wrong, and what misuse is told.
 #include <fcntl.h>
 #include <gmock/gmock.h>

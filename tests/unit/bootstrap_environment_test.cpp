@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: asan
+// marrow-test: asan-all
 // Launchers' variables and the rendezvous by file, by port and by nothing at all.
 #include <gmock/gmock.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: asan
+// marrow-test: asan-all
 // Deaths, stops and agreements between processes that are really killed and stopped. What the ranks
 // saw comes back through shared memory.
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: tsan asan
+// marrow-test: tsan-all asan
 // Everything that can be wrong at set-up: who is told what, and that strangers change nothing.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: asan tsan
+// marrow-test: asan-all tsan-all
 // Driver table and topology, on machines with and without a GPU.
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: tsan asan
+// marrow-test: tsan-all asan-all
 // Long runs over a small ring: 10^5 put + signal round trips, and several threads and ranks at once
 // over faults that only delay and reorder.
 #include "gda_support.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: tsan asan
+// marrow-test: tsan-all asan-all
 // What goes wrong on the gda path arrives as the documented status at the waiting thread and as a
 // sentence at the host; nothing hangs, and "timeout" from a put means that nothing was posted.
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: tsan asan
+// marrow-test: tsan-all asan-all
 // Every operation of the gda path against softnic, over both kinds of completion queue, all sharing
 // modes, small rings that wrap many times, and indices that start near the wrap of 16 and 32 bits.
 #include <cstdlib>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: asan
+// marrow-test: asan-all
 // MARROW_NETWORK=path.so: a plugin written in C is loaded, used and unloaded; one of another version is
 // refused with both versions named.
 #include <gmock/gmock.h>

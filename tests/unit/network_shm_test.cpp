@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: asan
+// marrow-test: asan-all
 // The shm network behind its C functions, and the proxy path between forked processes: descriptors
 // are passed, data arrives before messages, a killed peer is noticed, strangers are refused.
 #include <dirent.h>

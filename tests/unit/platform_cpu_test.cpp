@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: asan tsan
+// marrow-test: asan-all tsan
 // The CPU device itself: barriers with leavers, warp operations with 1 and 4 lanes and every tile size,
 // shared memory, seeded schedules, the accuracy of deadlines, publish and observe, cells.
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: tsan asan
+// marrow-test: tsan-all asan-all
 // Windows of device memory on the proxy path, with a copy engine that copies late: a signal, a flush and
 // a counter must wait for the copies before them, whatever the order of the calls.
 #include <deque>

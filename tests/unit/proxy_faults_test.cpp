@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: tsan asan
+// marrow-test: tsan-all asan
 // What goes wrong on the proxy path: descriptors that name what is not there, a full ring, a peer that
 // fails, networks that do not exist, ranks that disagree, memory that goes away.
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: tsan asan
+// marrow-test: tsan-all asan-all
 // The proxy path through Gin over the shm network, ranks as threads: every operation, sizes and
 // alignments, the order that signals promise, counters, packets, small rings and index wrap.
 #include <numeric>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: tsan asan
+// marrow-test: tsan asan-all
 // The ring alone, without network or thread pool: what producers encode is what the reader decodes,
 // nothing is read twice or torn across laps, a payload stored before a descriptor is there with it,
 // a full ring holds producers back and a timeout leaves nothing behind.

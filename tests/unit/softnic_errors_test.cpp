@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: tsan asan
+// marrow-test: tsan-all asan
 // What goes wrong ends in the right syndrome, in QP state ERR with the rest flushed, and never in a
 // stray byte; refused commands say why; injected faults do what their option says.
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: tsan asan
+// marrow-test: tsan-all asan-all
 // Random WQEs through the engine against a plain model of the NIC: memory, old values, completions,
 // errors, flushes, with index wrap. And random bytes as WQEs and commands: whatever they say, nothing
 // outside the registered regions changes and the queue can be used again.

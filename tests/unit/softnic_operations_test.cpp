@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: tsan asan
+// marrow-test: tsan asan-all
 // Every operation of softnic between two queue pairs of one process: data, completions, order.
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: asan
+// marrow-test: asan-all
 // Ranks as processes: data and signals through each other's memory, keys that must not work, peers
 // that die, stop or leave, and no file left behind.
 #include <dirent.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: asan
+// marrow-test: asan-all
 // Our own declarations of the verbs interface against the real headers, where those are installed;
 // known numbers of the wire layouts; the provider registry's errors.
 #include <gtest/gtest.h>
