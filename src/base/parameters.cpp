@@ -67,8 +67,8 @@ constexpr std::array kTable = {
             "Ranks per load/store team. 0: all that can reach each other. k splits a host into "
             "teams of k, so that NIC and proxy paths run between GPUs that share NVLink."),
     flag("MARROW_MULTIMEM", "0", "core",
-         "Use NVLink multicast for Multimem. Off by default: a crash while it is in use can put a "
-         "host's GPUs out of service."),
+         "Kept for NVLink multicast in Multimem; no effect in this version, which loops over the "
+         "peers. A crash while multicast is in use can put a host's GPUs out of service."),
     text("MARROW_NETWORK", "auto", "core",
          "Network under the proxy path: auto, the name of a built-in one, or the path of a plugin "
          "(.so); options of a network follow a '?'."),

@@ -13,28 +13,11 @@
 
 #include "marrow/device.cuh"
 #include "marrow/marrow.hpp"
+#include "thread_ranks.hpp"
 
 namespace marrow {
 namespace {
 
-/// Runs body(rank, id) as nranks threads; returns what each returned or threw.
-template <class Body>
-std::vector<std::string> as_ranks(int nranks, Body&& body) {
-  const UniqueId id = UniqueId::create();
-  std::vector<std::string> results(nranks);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < nranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        results[rank] = body(rank, id);
-      } catch (const std::exception& error) {
-        results[rank] = std::string("threw ") + error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return results;
-}
 std::vector<std::string> fine(int nranks) { return std::vector<std::string>(nranks, "ok"); }
 
 Config config_for(const std::string& path) {
@@ -47,7 +30,7 @@ Config config_for(const std::string& path) {
 class HostApi : public testing::TestWithParam<const char*> {};
 
 TEST_P(HostApi, StreamForms) {
-  const auto results = as_ranks(3, [](int rank, const UniqueId& id) -> std::string {
+  const auto results = test::as_threads(3, [](int rank, const UniqueId& id) -> std::string {
     Communicator comm(id, 3, rank, config_for(GetParam()));
     Window window = comm.allocate(1 << 16);
     std::vector<unsigned char> data(4096);
@@ -88,7 +71,7 @@ void send_all(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle lo
 }
 
 TEST_P(HostApi, WindowOfMemoryThatWasThereBefore) {
-  const auto results = as_ranks(2, [](int rank, const UniqueId& id) -> std::string {
+  const auto results = test::as_threads(2, [](int rank, const UniqueId& id) -> std::string {
     Communicator comm(id, 2, rank, config_for(GetParam()));
     const int fd = memfd_create("mine", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, 1 << 16) != 0) return "no memfd";
@@ -124,7 +107,7 @@ TEST_P(HostApi, WindowOfMemoryThatWasThereBefore) {
 
 TEST_P(HostApi, TwoCommunicatorsAtOnce) {
   const UniqueId second = UniqueId::create();
-  const auto results = as_ranks(2, [&](int rank, const UniqueId& id) -> std::string {
+  const auto results = test::as_threads(2, [&](int rank, const UniqueId& id) -> std::string {
     Communicator one(id, 2, rank, config_for(GetParam()));
     Communicator two(second, 2, 1 - rank, config_for("lsa"));  // other ranks, another path
     Window a = one.allocate(4096);
@@ -156,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(Paths, HostApi, testing::Values("lsa", "gda", "proxy"),
                          [](const auto& which) { return std::string(which.param); });
 
 TEST(HostApiTeams, LsaSizeSplitsTheHost) {
-  const auto results = as_ranks(4, [](int rank, const UniqueId& id) -> std::string {
+  const auto results = test::as_threads(4, [](int rank, const UniqueId& id) -> std::string {
     Config config;
     config.parameters["MARROW_LSA_SIZE"] = "2";
     config.parameters["MARROW_NIC"] = "none";
@@ -177,7 +160,7 @@ TEST(HostApiTeams, LsaSizeSplitsTheHost) {
 }
 
 TEST(HostApiTeams, AllgatherBringsEveryRanksBytes) {
-  const auto results = as_ranks(3, [](int rank, const UniqueId& id) -> std::string {
+  const auto results = test::as_threads(3, [](int rank, const UniqueId& id) -> std::string {
     Communicator comm(id, 3, rank, config_for("lsa"));
     const std::string mine = "rank " + std::to_string(rank);
     const auto all = comm.allgather(mine.data(), mine.size());

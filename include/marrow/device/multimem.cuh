@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Multimem: one element at every member of the lsa team. The form here loops over the peers; NVLink
-// SHARP (multicast objects) can put a host's GPUs out of service, so that form is only compiled
-// when asked for and only enabled by MARROW_MULTIMEM=1.
+// SHARP (multicast objects) can put a host's GPUs out of service, so that form is not in
+// this version; MARROW_MULTIMEM is the name kept for it.
 #pragma once
 
 #include "marrow/device/lsa.cuh"
