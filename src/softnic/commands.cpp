@@ -112,12 +112,12 @@ bool pd_exists(const Context& context, std::uint64_t pdn) {
   return false;
 }
 
-void reset_progress(QueuePair& qp) {
+void reset_progress(HostQueuePair& qp) {
   qp.producer = qp.consumer = qp.start;
   qp.rq_consumer = 0;
   qp.stage = QueuePair::Stage::fetch;
-  qp.not_before = {};
-  qp.give_up = {};
+  qp.not_before = 0;
+  qp.give_up = 0;
 }
 
 std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t* in,
@@ -135,7 +135,7 @@ std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t*
           "QP: rq_type is neither 0 (own) nor 3 (none)");
   auto object = std::make_unique<QpObject>();
   object->owner = &context;
-  QueuePair& qp = object->qp;
+  HostQueuePair& qp = object->qp;
   qp.pd = static_cast<std::uint32_t>(get(c, qpc::pd));
   if (rq_type == mlx5::kRqOwn) {
     qp.rq_depth = 1u << get(c, qpc::log_rq_size);
@@ -182,9 +182,7 @@ std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t*
   }
   qp.start = start;
   reset_progress(qp);
-  // What lies in a new queue's record and cell is from before; only later changes are doorbells.
-  qp.last_record = qp.record == nullptr ? 0 : HostAccess::load_acquire(&qp.record->send);
-  qp.last_doorbell = HostAccess::load_acquire(qp.doorbell);
+  qp.work = &qp.own_work;
   ++object->rings->users;
   if (object->record != nullptr) ++object->record->users;
   ++object->uar->users;
@@ -195,13 +193,13 @@ std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t*
   return object;
 }
 
-void copy_field(QueuePair& qp, const std::uint8_t* from, Field field) {
+void copy_field(HostQueuePair& qp, const std::uint8_t* from, Field field) {
   set(qp.context, field, get(from, field));
 }
 
 // Remote rights: RST2INIT states them; later commands may add to them, or restate them with the
 // optional-parameter bits RRE (1), RAE (2), RWE (3).
-void take_access(QueuePair& qp, const std::uint8_t* c, std::uint64_t restated) {
+void take_access(HostQueuePair& qp, const std::uint8_t* c, std::uint64_t restated) {
   struct Right {
     Field field;
     unsigned bit;
@@ -219,7 +217,7 @@ void take_access(QueuePair& qp, const std::uint8_t* c, std::uint64_t restated) {
   qp.slot->access.store(access, std::memory_order_relaxed);
 }
 
-void init_to_rtr(QueuePair& qp, const std::uint8_t* c) {
+void init_to_rtr(HostQueuePair& qp, const std::uint8_t* c) {
   const std::uint64_t mtu = get(c, qpc::mtu);
   require(mtu >= 1 && mtu <= 5, kStatusBadParameter, "INIT2RTR: mtu is not 1..5");
   require(get(c, qpc::remote_qpn) != 0, kStatusBadParameter, "INIT2RTR: remote_qpn is 0");
@@ -239,7 +237,7 @@ void init_to_rtr(QueuePair& qp, const std::uint8_t* c) {
   }
 }
 
-void rtr_to_rts(QueuePair& qp, const std::uint8_t* c) {
+void rtr_to_rts(HostQueuePair& qp, const std::uint8_t* c) {
   qp.retry_count = static_cast<std::uint32_t>(get(c, qpc::retry_count));
   qp.rnr_retry = static_cast<std::uint32_t>(get(c, qpc::rnr_retry));
   qp.ack_timeout = static_cast<std::uint32_t>(get(c, at(qpc::kPrimaryPath, ads::ack_timeout)));
@@ -267,7 +265,7 @@ std::unique_ptr<verbs::mlx5dv_devx_obj> create_object(Context& context, const st
 void modify_object(verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, std::size_t in_bytes) {
   auto* qp_object = dynamic_cast<QpObject*>(&object);
   require(qp_object != nullptr, kStatusBadOpcode, "a completion queue cannot be modified");
-  QueuePair& qp = qp_object->qp;
+  HostQueuePair& qp = qp_object->qp;
   require(get(in, command::object) == qp.qpn, kStatusBadResource,
           "the command's QPN is not the object's");
   const auto opcode = static_cast<Command>(get(in, command::opcode));
@@ -317,7 +315,7 @@ void query_object(const verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, 
   const auto* qp_object = dynamic_cast<const QpObject*>(&object);
   require(qp_object != nullptr && get(in, command::opcode) == kQueryQp, kStatusBadOpcode,
           "only QUERY_QP of a queue pair is supported");
-  const QueuePair& qp = qp_object->qp;
+  const HostQueuePair& qp = qp_object->qp;
   require(get(in, command::object) == qp.qpn, kStatusBadResource,
           "the command's QPN is not the object's");
   need_bytes(out_bytes, query_qp::kContext + qpc::kBytes, kStatusBadOutputLength);

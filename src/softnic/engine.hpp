@@ -9,13 +9,12 @@
 #include <cstdint>
 #include <mutex>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
-#include "softnic/execute.hpp"
 #include "softnic/faults.hpp"
-#include "softnic/host_access.hpp"
+#include "softnic/host_env.hpp"
 #include "softnic/options.hpp"
+#include "softnic/queue_machine.hpp"
 #include "softnic/queues.hpp"
 #include "softnic/regions.hpp"
 
@@ -32,10 +31,10 @@ class Engine {
   // All of these with the lock held.
   void add(QueuePair& qp);
   void remove(QueuePair& qp);
-  void add(CompletionQueue& cq) { completion_queues_[cq.cqn] = &cq; }
-  void remove(CompletionQueue& cq) { completion_queues_.erase(cq.cqn); }
+  void add(CompletionQueue& cq) { env_.completion_queues[cq.cqn] = &cq; }
+  void remove(CompletionQueue& cq) { env_.completion_queues.erase(cq.cqn); }
   /// Moves a queue pair to a state and tells the other processes.
-  static void set_state(QueuePair& qp, mlx5::QpState state);
+  static void set_state(QueuePair& qp, mlx5::QpState state) { HostEnv::set_state(qp, state); }
 
   std::mutex& mutex() { return mutex_; }
 
@@ -57,36 +56,23 @@ class Engine {
 
  private:
   void work();
-  void rest(Clock::duration idle) const;
+  void rest(Nanoseconds idle) const;
   bool pass();
-  bool serve(QueuePair& qp, Clock::time_point now);
-  bool fetch(QueuePair& qp, Clock::time_point now);
-  Outcome step(QueuePair& qp, Clock::time_point now);
-  Outcome wait_for_completions(const Operation& operation) const;
-  Outcome ask_responder(QueuePair& qp, Clock::time_point now);
-  bool serve_inbox(QueuePair& qp);
-  void complete(QueuePair& qp);
-  void fail(QueuePair& qp, mlx5::Syndrome syndrome, const char* reason);
-  void flush(QueuePair& qp);
-  static void retire(QueuePair& qp, std::uint32_t blocks);
+  bool serve(QueuePair& qp, Nanoseconds now);
 
   Directory& directory_;
   Regions& regions_;
-  const Options& options_;
-  Faults faults_;
-  Executor<HostAccess> executor_;
+  HostEnv env_;
+  QueueMachine<HostEnv> machine_;
 
   std::mutex mutex_;
   std::condition_variable wake_;
   std::atomic<int> waiting_{0};
   bool stop_ = false;
   std::vector<QueuePair*> queue_pairs_;
-  std::unordered_map<std::uint32_t, CompletionQueue*> completion_queues_;
   std::uint32_t turn_ = 0;
   std::uint64_t inbox_rings_ = 0;
-  bool stalled_ = false;
-  Clock::time_point stalled_until_{};
-  Clock::time_point tidied_{};
+  Nanoseconds tidied_ = 0;
   std::thread thread_;
 };
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "softnic/options.hpp"
+#include "softnic/queue_machine.hpp"
 
 namespace marrow::softnic {
 
@@ -13,7 +14,6 @@ class Faults {
  public:
   explicit Faults(const Options& options) : options_(options), random_(options.seed) {}
 
-  enum class Fate { normal, dropped, failed, stalled };
   /// Asked once for each WQE when it is first looked at.
   Fate next_wqe() {
     ++wqes_;
@@ -22,10 +22,10 @@ class Faults {
     if (wqes_ == options_.stall) return Fate::stalled;
     return Fate::normal;
   }
-  /// Microseconds that this WQE waits.
-  std::uint64_t delay_us() {
+  /// How long this WQE waits.
+  Nanoseconds delay() {
     const auto most = static_cast<std::uint64_t>(options_.delay.count());
-    return most == 0 ? 0 : random_.below(most + 1);
+    return most == 0 ? 0 : random_.below(most + 1) * 1000;
   }
   /// Asked once for each WRITE that carries payload.
   bool corrupts_write() { return ++writes_ == options_.corrupt; }

@@ -12,6 +12,11 @@
 namespace marrow::softnic {
 
 struct HostAccess {
+  /// Longer pieces are given to the engine's driver (a GPU has a whole block for them).
+  static constexpr std::uint64_t kAlone = ~std::uint64_t{0};
+  /// Bytes moved before other queues get their turn.
+  static constexpr std::uint64_t kTurnBytes = std::uint64_t{1} << 20;
+
   static std::uint32_t load_acquire(const std::uint32_t* p) {
     return std::atomic_ref<std::uint32_t>(*const_cast<std::uint32_t*>(p))
         .load(std::memory_order_acquire);
@@ -20,8 +25,21 @@ struct HostAccess {
     return std::atomic_ref<std::uint64_t>(*const_cast<std::uint64_t*>(p))
         .load(std::memory_order_acquire);
   }
+  static std::uint32_t load_relaxed(const std::uint32_t* p) {
+    return std::atomic_ref<std::uint32_t>(*const_cast<std::uint32_t*>(p))
+        .load(std::memory_order_relaxed);
+  }
+  static void store_release(std::uint32_t* p, std::uint32_t value) {
+    std::atomic_ref<std::uint32_t>(*p).store(value, std::memory_order_release);
+  }
   static void store_relaxed(std::uint32_t* p, std::uint32_t value) {
     std::atomic_ref<std::uint32_t>(*p).store(value, std::memory_order_relaxed);
+  }
+  /// Writes the 16 words of a completion entry, the last one last. Word stores, not a copy: a collapsed
+  /// entry is rewritten while its reader may look at it.
+  static void store_entry(std::uint32_t* p, const std::uint32_t (&words)[16]) {
+    for (int i = 0; i < 15; ++i) store_relaxed(p + i, words[i]);
+    store_completion(p + 15, words[15]);
   }
   /// The store that publishes a completion entry, and with it all that the operation did.
   static void store_completion(std::uint32_t* p, std::uint32_t value) {

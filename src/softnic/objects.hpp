@@ -84,6 +84,12 @@ struct mlx5dv_devx_obj {
 
 namespace marrow::softnic {
 
+/// A queue pair with what only the control path and the CPU engine need.
+struct HostQueuePair : QueuePair {
+  std::uint8_t context[mlx5::qpc::kBytes] = {};  ///< as given, for QUERY_QP
+  Work own_work;
+};
+
 struct CqObject : verbs::mlx5dv_devx_obj {
   CompletionQueue cq;
   Umem* ring = nullptr;
@@ -91,7 +97,7 @@ struct CqObject : verbs::mlx5dv_devx_obj {
 };
 
 struct QpObject : verbs::mlx5dv_devx_obj {
-  QueuePair qp;
+  HostQueuePair qp;
   Umem* rings = nullptr;
   Umem* record = nullptr;
   Uar* uar = nullptr;

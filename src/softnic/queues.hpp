@@ -1,20 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-// The queues as the engine sees them: where the rings lie, how far they are done, and what the first
-// WQE in line is doing. Filled in by the control path, then touched under the job's mutex only.
+// The queues as an engine sees them: where the rings lie, how far they are done, and what the first
+// WQE in line is doing. Plain data, so that it can lie where the engine runs: filled in by the control
+// path, then touched by the engine alone (CPU: under the job's mutex; GPU: between commands).
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <string>
 
 #include "marrow/abi/mlx5_prm.h"
 #include "marrow/abi/mlx5_wqe.h"
 #include "softnic/decode.hpp"
+#include "softnic/reasons.hpp"
 #include "softnic/shared_layout.hpp"
+
+/// Marks what runs for each queue: compiled by g++ for the CPU engine, by nvcc for the GPU engine.
+#if defined(__CUDACC__)
+#define MARROW_NIC_CODE __device__
+#else
+#define MARROW_NIC_CODE inline
+#endif
 
 namespace marrow::softnic {
 
-using Clock = std::chrono::steady_clock;
+/// A moment on the engine's clock, or a length of time; 0: none.
+using Nanoseconds = std::uint64_t;
+
+/// The WQE that an engine is busy with. Its bytes can be read again while it is not completed, so it need
+/// not be kept when an engine turns to another queue.
+struct Work {
+  std::uint32_t qpn = 0;  ///< 0: holds nothing
+  std::uint16_t index = 0;
+  Operation operation;
+  alignas(16) std::uint8_t wqe[kMaxWqeBytes];
+};
 
 struct CompletionQueue {
   std::uint32_t cqn = 0;
@@ -47,7 +64,7 @@ struct QueuePair {
   const mlx5::DoorbellRecord* record = nullptr;  ///< null without record (send_record_mode 1)
   std::uint64_t* doorbell = nullptr;             ///< this queue's cell of the UAR page
   std::uint32_t user_index = 0;
-  std::uint8_t context[mlx5::qpc::kBytes] = {};  ///< as given, for QUERY_QP
+  Work* work = nullptr;  ///< CPU engine: this queue's own
 
   // connection
   std::uint32_t remote_qpn = 0;
@@ -67,20 +84,30 @@ struct QueuePair {
   // the WQE in execution
   enum class Stage : std::uint8_t { fetch, run, responder };
   Stage stage = Stage::fetch;
-  Operation operation;
-  std::uint8_t wqe[kMaxWqeBytes];
-  std::uint64_t done_bytes = 0;
+  Reason reason = Reason::none;  ///< of the last failure, for the log
   std::uint32_t rnr_attempts = 0;
-  Clock::time_point not_before{};  ///< parked until then
-  Clock::time_point give_up{};     ///< end of transport retries, zero when the peer answers
-  const char* reason = "";         ///< of the last failure, for the log
+  std::uint64_t done_bytes = 0;
+  Nanoseconds not_before = 0;  ///< parked until then
+  Nanoseconds give_up = 0;     ///< end of transport retries, 0 when the peer answers
 };
+
+/// The words of a queue that its poster writes to ask for attention, as they stand in memory.
+struct Hints {
+  std::uint64_t doorbell = 0;
+  std::uint32_t record = 0;
+};
+template <class Access>
+MARROW_NIC_CODE Hints load_hints(const QueuePair& qp) {
+  Hints hints;
+  hints.doorbell = qp.doorbell == nullptr ? 0 : Access::load_acquire(qp.doorbell);
+  hints.record = qp.record == nullptr ? 0 : Access::load_acquire(&qp.record->send);
+  return hints;
+}
 
 /// Advances `producer` from the doorbell cell and the record. Both are hints that may be stale, come
 /// in any order or twice; both index conventions are taken; only changes count.
 /// @return false on overrun: more WQEs announced than the ring holds
-template <class Access>
-bool update_producer(QueuePair& qp) {
+MARROW_NIC_CODE bool update_producer(QueuePair& qp, const Hints& hints) {
   bool good = true;
   const auto advance = [&](std::uint16_t index) {
     const auto ahead = static_cast<std::uint16_t>(index - qp.consumer);
@@ -92,24 +119,18 @@ bool update_producer(QueuePair& qp) {
     }
     qp.producer = index;
   };
-  if (qp.doorbell != nullptr) {
-    const std::uint64_t raw = Access::load_acquire(qp.doorbell);
-    if (raw != qp.last_doorbell) {
-      qp.last_doorbell = raw;
-      const std::uint32_t first = mlx5::from_big32(static_cast<std::uint32_t>(raw));
-      const std::uint32_t second = mlx5::from_big32(static_cast<std::uint32_t>(raw >> 32));
-      if (second >> 8 == qp.qpn) {  // a cell may be shared by queues; then records decide
-        const std::uint32_t ds = second & 0x3f;
-        advance(static_cast<std::uint16_t>((first >> 8) + mlx5::blocks_of(ds)));
-      }
+  if (qp.doorbell != nullptr && hints.doorbell != qp.last_doorbell) {
+    qp.last_doorbell = hints.doorbell;
+    const std::uint32_t first = mlx5::from_big32(static_cast<std::uint32_t>(hints.doorbell));
+    const std::uint32_t second = mlx5::from_big32(static_cast<std::uint32_t>(hints.doorbell >> 32));
+    if (second >> 8 == qp.qpn) {  // a cell may be shared by queues; then records decide
+      const std::uint32_t ds = second & 0x3f;
+      advance(static_cast<std::uint16_t>((first >> 8) + mlx5::blocks_of(ds)));
     }
   }
-  if (qp.record != nullptr) {
-    const std::uint32_t raw = Access::load_acquire(&qp.record->send);
-    if (raw != qp.last_record) {
-      qp.last_record = raw;
-      advance(static_cast<std::uint16_t>(mlx5::from_big32(raw)));
-    }
+  if (qp.record != nullptr && hints.record != qp.last_record) {
+    qp.last_record = hints.record;
+    advance(static_cast<std::uint16_t>(mlx5::from_big32(hints.record)));
   }
   return good;
 }
@@ -130,7 +151,7 @@ struct Completion {
 /// Writes one entry; the dword with owner bit and counter goes last and publishes everything the
 /// engine did before. @return false if the ring is full and overrun matters
 template <class Access>
-bool post_completion(CompletionQueue& cq, const Completion& c) {
+MARROW_NIC_CODE bool post_completion(CompletionQueue& cq, const Completion& c) {
   if (cq.overrun) return false;
   if (!cq.overrun_ignored && !cq.collapsed && cq.record != nullptr) {
     const std::uint32_t consumed = mlx5::from_big32(Access::load_acquire(cq.record)) & 0xffffff;
@@ -151,14 +172,13 @@ bool post_completion(CompletionQueue& cq, const Completion& c) {
   words[14] = mlx5::to_big32(static_cast<std::uint32_t>(c.send_opcode) << 24 | c.qpn);
   words[15] = mlx5::to_big32(static_cast<std::uint32_t>(c.counter) << 16 |
                              static_cast<std::uint32_t>(c.opcode) << 4 | owner);
-  // Word stores, not a copy: a collapsed entry is rewritten while its reader may look at it.
   auto* slot =
       reinterpret_cast<std::uint32_t*>(&cq.ring[cq.collapsed ? 0 : cq.produced & (cq.entries - 1)]);
-  for (int i = 0; i < 15; ++i) Access::store_relaxed(slot + i, words[i]);
-  Access::store_completion(slot + 15, words[15]);
+  Access::store_entry(slot, words);
   ++cq.produced;
   if (error) cq.failed = true;
-  if (!cq.failed) cq.good = cq.produced;
+  // Behind the entry: what WAIT sees on another of the engine's threads is as published as the entry.
+  if (!cq.failed) Access::store_relaxed(&cq.good, cq.produced);
   return true;
 }
 

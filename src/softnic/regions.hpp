@@ -13,26 +13,9 @@
 #include "base/fd.hpp"
 #include "base/mapping.hpp"
 #include "softnic/directory.hpp"
+#include "softnic/region.hpp"
 
 namespace marrow::softnic {
-
-/// What the engine needs to know about a key, all of it checked on every use.
-struct Region {
-  std::uint32_t key = 0;
-  std::uint32_t process = 0;
-  std::uint32_t access = 0;  ///< IBV_ACCESS_*
-  std::uint32_t pd = 0;
-  std::uint64_t iova = 0;
-  std::uint64_t length = 0;
-  std::byte* base = nullptr;  ///< where iova lies in this process
-
-  /// Pointer to [address, address + bytes) of the key's address space, null if not all inside.
-  std::byte* at(std::uint64_t address, std::uint64_t bytes) const {
-    const std::uint64_t from = address - iova;  // wraps to something huge below the start
-    if (from > length || bytes > length - from) return nullptr;
-    return base + from;
-  }
-};
 
 class Regions {
  public:

@@ -12,6 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "marrow/abi/abi.h"
+
 namespace marrow::softnic {
 
 inline constexpr std::uint64_t kDirectoryMagic = 0x4d41525257534e31ull;  // "MARRWSN1"
@@ -29,6 +31,13 @@ inline constexpr std::uint32_t kClaimed = 0xffffffffu;
 template <class T>
 using Shared = std::atomic<T>;
 static_assert(Shared<std::uint64_t>::is_always_lock_free);
+
+/// The plain word behind a shared one, for code that brings its own atomic accesses (an engine's Access).
+template <class T>
+MARROW_HOST_DEVICE T* word(Shared<T>& shared) {
+  static_assert(sizeof(Shared<T>) == sizeof(T));
+  return reinterpret_cast<T*>(&shared);
+}
 
 struct ProcessSlot {
   enum State : std::uint32_t { kFree = 0, kLive = 1 };

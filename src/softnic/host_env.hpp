@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU engine's surroundings for QueueMachine: keys and peers straight from the job's tables, real
+// faults, real log.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <unordered_map>
+
+#include "base/log.hpp"
+#include "softnic/directory.hpp"
+#include "softnic/faults.hpp"
+#include "softnic/host_access.hpp"
+#include "softnic/queue_machine.hpp"
+#include "softnic/regions.hpp"
+
+namespace marrow::softnic {
+
+class HostEnv {
+ public:
+  using Access = HostAccess;
+
+  HostEnv(Directory& shared_directory, Regions& all_regions, const Options& chosen)
+      : directory(shared_directory), regions(all_regions), options(chosen), faults(chosen) {}
+
+  static Nanoseconds now() {
+    return static_cast<Nanoseconds>(
+        std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count());
+  }
+
+  Work& work(QueuePair& qp) { return *qp.work; }
+  const Region* local(std::uint32_t key) { return regions.local(key); }
+  const Region* remote(std::uint32_t key, bool&) { return regions.remote(key); }
+
+  PeerFacts peer(const QueuePair& qp) {
+    PeerFacts facts;
+    QpSlot& slot = directory.qp_slot(qp.remote_qpn);
+    if (slot.qpn.load(std::memory_order_acquire) != qp.remote_qpn) return facts;
+    facts.process = slot.process.load(std::memory_order_relaxed);
+    if (!directory.alive(facts.process)) {
+      facts.answer = PeerFacts::gone;
+      return facts;
+    }
+    facts.pd = slot.pd.load(std::memory_order_relaxed);
+    facts.access = slot.access.load(std::memory_order_relaxed);
+    const std::uint32_t state = slot.state.load(std::memory_order_acquire);
+    const bool connected = (state == mlx5::kReadyToReceive || state == mlx5::kReadyToSend) &&
+                           slot.remote_qpn.load(std::memory_order_relaxed) == qp.qpn &&
+                           qp.remote_lid == facts.process + 1;
+    facts.answer = connected ? PeerFacts::connected : PeerFacts::not_connected;
+    return facts;
+  }
+  QpSlot& peer_slot(const QueuePair& qp) { return directory.qp_slot(qp.remote_qpn); }
+  void ring(QpSlot& slot) {
+    directory.shared()
+        .processes[slot.process.load(std::memory_order_relaxed)]
+        .inbox_rings.fetch_add(1, std::memory_order_release);
+  }
+
+  CompletionQueue* completion_queue(std::uint32_t cqn) {
+    const auto found = completion_queues.find(cqn);
+    return found == completion_queues.end() ? nullptr : found->second;
+  }
+  static bool post(CompletionQueue& cq, const Completion& completion) {
+    return post_completion<HostAccess>(cq, completion);
+  }
+
+  template <class Word, class Update>
+  Word update(std::byte* at, Update&& next) {
+    if (!options.hca_atomics) return HostAccess::update<Word>(at, next);
+    SharedLock lock(directory.shared().atomics);
+    return HostAccess::update_unlocked<Word>(at, next);
+  }
+
+  static void set_state(QueuePair& qp, mlx5::QpState state) {
+    qp.state = state;
+    qp.slot->state.store(state, std::memory_order_release);
+  }
+
+  Fate next_wqe() { return faults.next_wqe(); }
+  Nanoseconds delay() { return faults.delay(); }
+  bool corrupts_write() { return faults.corrupts_write(); }
+  std::uint64_t pick(std::uint64_t bound) { return faults.pick(bound); }
+  Nanoseconds retry_limit() const {
+    return static_cast<Nanoseconds>(std::chrono::nanoseconds(options.retry).count());
+  }
+  void stall(Nanoseconds time) {
+    stalled_ = true;
+    stalled_until_ =
+        time + static_cast<Nanoseconds>(std::chrono::nanoseconds(options.stall_time).count());
+    MARROW_WARN(softnic, "engine stalled on request (stall=", options.stall, ")");
+  }
+  bool stalled() const { return stalled_; }
+  /// Ends the stall when its time is over.
+  bool still_stalled(Nanoseconds time) {
+    if (stalled_ && options.stall_time.count() != 0 && time >= stalled_until_) stalled_ = false;
+    return stalled_;
+  }
+
+  static void failed(const QueuePair& qp, const Control& control, mlx5::Syndrome syndrome) {
+    MARROW_INFO(softnic, "QP ", qp.qpn, " to peer QP ", qp.remote_qpn, ", WQE ", qp.consumer,
+                ", opcode ", static_cast<int>(control.opcode), ": ", mlx5::syndrome_name(syndrome),
+                " (", reason_text(qp.reason), ")");
+  }
+  static void overran(const QueuePair& qp) {
+    MARROW_WARN(softnic, "completion queue ", qp.send_cq->cqn, " overran: QP ", qp.qpn, " stops");
+  }
+
+  Directory& directory;
+  Regions& regions;
+  const Options& options;
+  Faults faults;
+  std::unordered_map<std::uint32_t, CompletionQueue*> completion_queues;
+
+ private:
+  bool stalled_ = false;
+  Nanoseconds stalled_until_ = 0;
+};
+
+}  // namespace marrow::softnic

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a NIC does for one queue pair, one step at a time: fetch, decode, run, complete, fail, flush,
+// answer the peer. One source for every engine: no containers, locks or system calls, so it compiles for a CPU
+// thread (engine.cpp) and for a warp of the GPU block (gpu_engine.cuh). One thread at a time steps a queue.
+//
+// Env, the engine around it, provides
+//   Access                      how memory is touched (host_access.hpp)
+//   Work& work(qp)              room for the WQE in execution
+//   const Region* local(key)    a region of this process, null if there is none
+//   const Region* remote(key, later)   of any process; null and later = true: ask again soon
+//   PeerFacts peer(qp)          the queue pair at the other end
+//   QpSlot& peer_slot(qp)       its shared slot, while it is connected;  void ring(slot): tells its owner
+//   CompletionQueue* completion_queue(cqn)     null if there is none
+//   bool post(cq, completion)   post_completion, against other threads of the engine if need be
+//   Word update<Word>(at, next) the atomic operation
+//   void set_state(qp, state)   also in the shared directory
+//   Fate next_wqe(); Nanoseconds delay(); bool corrupts_write(); pick(bound); retry_limit()    faults
+//   void stall(now); bool stalled();
+//   void failed(qp, control, syndrome); void overran(qp)     for the log
+#pragma once
+
+#include <cstdint>
+
+#include "softnic/execute.hpp"
+#include "softnic/queues.hpp"
+
+namespace marrow::softnic {
+
+/// What happens to a WQE on purpose.
+enum class Fate : std::uint8_t { normal, dropped, failed, stalled };
+
+/// How far a step came.
+enum class Turn : std::uint8_t {
+  idle,    ///< nothing to do now
+  worked,  ///< call again
+  more,    ///< a long transfer: let other queues in, then call again
+  copy     ///< move the piece, then call again
+};
+
+/// How soon a receiver that was not ready is asked again.
+inline constexpr Nanoseconds kReceiverNotReadyPause = 200'000;
+
+template <class Env>
+class QueueMachine {
+ public:
+  using Access = typename Env::Access;
+
+  explicit MARROW_NIC_CODE QueueMachine(Env& env) : env_(env), executor_(env) {}
+
+  /// Takes notice of doorbell and record. @return false if the queue was stopped for an overrun
+  MARROW_NIC_CODE bool notice(QueuePair& qp, const Hints& hints) {
+    if (update_producer(qp, hints) || qp.state != mlx5::kReadyToSend) return true;
+    qp.producer = qp.consumer;  // nothing in the ring can be trusted
+    fail(qp, {}, mlx5::kLocalQpOperationError, Reason::overrun);
+    return false;
+  }
+
+  /// One step of the first WQE in line.
+  MARROW_NIC_CODE Turn advance(QueuePair& qp, Nanoseconds now, CopyPiece& piece) {
+    if (qp.consumer == qp.producer) return Turn::idle;
+    if (qp.state != mlx5::kReadyToSend) {
+      if (qp.state != mlx5::kError) return Turn::idle;
+      flush(qp);
+      return Turn::worked;
+    }
+    if (qp.not_before > now) return Turn::idle;
+    if (qp.stage == QueuePair::Stage::fetch) {
+      if (!fetch(qp, now)) return env_.stalled() ? Turn::idle : Turn::worked;
+    } else if (!reload(qp)) {
+      return Turn::worked;
+    }
+    Work& work = env_.work(qp);
+    const Outcome outcome = step(qp, work.operation, now, piece);
+    switch (outcome.step) {
+      case Outcome::parked: return Turn::idle;
+      case Outcome::more: return Turn::more;
+      case Outcome::copy: return Turn::copy;
+      case Outcome::failed:
+        fail(qp, work.operation.control, outcome.syndrome, outcome.reason);
+        return Turn::worked;
+      default: complete(qp, work.operation); return Turn::worked;
+    }
+  }
+
+  /// Serves a request of the remote queue pair. @return true if there was one
+  MARROW_NIC_CODE bool serve_inbox(QueuePair& qp) {
+    Inbox& inbox = qp.slot->inbox;
+    if (Access::load_acquire(word(inbox.state)) != Inbox::kRequest) return false;
+    if (qp.state != mlx5::kReadyToReceive && qp.state != mlx5::kReadyToSend) return false;
+    std::uint16_t posted = qp.rq_consumer;
+    if (qp.rq_depth != 0 && qp.record != nullptr) {
+      posted =
+          static_cast<std::uint16_t>(mlx5::from_big32(Access::load_acquire(&qp.record->receive)));
+    }
+    const auto available = static_cast<std::uint16_t>(posted - qp.rq_consumer);
+    if (available == 0 || available > qp.rq_depth) {
+      Access::store_release(word(inbox.state), Inbox::kNotReady);
+      return true;
+    }
+    Completion completion;
+    completion.opcode = mlx5::kResponderWriteImmediate;
+    completion.qpn = qp.qpn;
+    completion.user_index = qp.user_index;
+    completion.counter = qp.rq_consumer;
+    completion.bytes = Access::load_relaxed(word(inbox.bytes));
+    completion.immediate = Access::load_relaxed(word(inbox.immediate));
+    ++qp.rq_consumer;
+    const bool posted_one = env_.post(*qp.receive_cq, completion);
+    Access::store_release(word(inbox.state), posted_one ? Inbox::kDone : Inbox::kFailed);
+    if (!posted_one) env_.set_state(qp, mlx5::kError);
+    return true;
+  }
+
+  MARROW_NIC_CODE Executor<Env>& executor() { return executor_; }
+
+  /// The successful end of the WQE at the queue's head.
+  MARROW_NIC_CODE void complete(QueuePair& qp, const OperationFields& op) {
+    const std::uint8_t mode = op.control.fm_ce_se & mlx5::kCompletionMask;
+    const std::uint16_t index = qp.consumer;
+    retire(qp, mlx5::blocks_of(op.control.ds));
+    if (mode != mlx5::kCompletionAlways && mode != mlx5::kCompletionAndEvent) return;
+    Completion completion;
+    completion.qpn = qp.qpn;
+    completion.user_index = qp.user_index;
+    completion.counter = index;
+    completion.send_opcode = op.control.opcode;
+    const bool returns_data = op.control.opcode == mlx5::kRead || op.atomic_bytes != 0;
+    completion.bytes = returns_data ? static_cast<std::uint32_t>(op.bytes) : 0;
+    if (!env_.post(*qp.send_cq, completion)) {
+      env_.overran(qp);
+      env_.set_state(qp, mlx5::kError);
+    }
+  }
+
+  static MARROW_NIC_CODE void retire(QueuePair& qp, std::uint32_t blocks) {
+    qp.consumer = static_cast<std::uint16_t>(qp.consumer + blocks);
+    qp.stage = QueuePair::Stage::fetch;
+  }
+
+  /// What is wrong with a control segment at the queue's head, none if nothing.
+  static MARROW_NIC_CODE Reason misplaced(const QueuePair& qp, const Control& control,
+                                          std::uint16_t index) {
+    const auto announced = static_cast<std::uint16_t>(qp.producer - index);
+    if (control.ds == 0) return Reason::ds_is_zero;
+    if (mlx5::blocks_of(control.ds) > announced) return Reason::longer_than_announced;
+    if (control.index != index) return Reason::wrong_index;
+    if (control.qpn != qp.qpn) return Reason::wrong_queue;
+    return Reason::none;
+  }
+
+ private:
+  static MARROW_NIC_CODE const std::byte* block(const QueuePair& qp, std::uint32_t i) {
+    return qp.sq + ((qp.consumer + i) & (qp.depth - 1)) * std::size_t{mlx5::kBlockBytes};
+  }
+
+  /// Reads and decodes the next WQE. @return true if it may run now
+  MARROW_NIC_CODE bool fetch(QueuePair& qp, Nanoseconds now) {
+    Work& work = env_.work(qp);
+    const Control control = read_head(qp, work);
+    const Reason reason = misplaced(qp, control, qp.consumer);
+    if (reason != Reason::none) {
+      fail(qp, control, mlx5::kLocalQpOperationError, reason);
+      return false;
+    }
+    const Fate fate = env_.next_wqe();
+    if (fate == Fate::stalled) {
+      env_.stall(now);
+      return false;
+    }
+    if (!read_rest(qp, work, control)) return false;
+    if (fate == Fate::dropped) {
+      fail(qp, control, mlx5::kTransportRetryExceeded, Reason::dropped);
+      return false;
+    }
+    if (fate == Fate::failed) {
+      fail(qp, control, mlx5::kRemoteOperationError, Reason::failed_on_request);
+      return false;
+    }
+    qp.stage = QueuePair::Stage::run;
+    qp.done_bytes = 0;
+    qp.rnr_attempts = 0;
+    qp.give_up = 0;
+    const Nanoseconds delay = env_.delay();
+    if (delay != 0) {
+      qp.not_before = now + delay;
+      return false;
+    }
+    return true;
+  }
+
+  MARROW_NIC_CODE Control read_head(const QueuePair& qp, Work& work) {
+    work.qpn = 0;
+    Access::read(work.wqe, block(qp, 0), mlx5::kBlockBytes);
+    const Control control = decode_control(work.wqe);
+    work.operation.control = control;
+    return control;
+  }
+
+  /// @return false if the WQE is malformed; then it has failed
+  MARROW_NIC_CODE bool read_rest(QueuePair& qp, Work& work, const Control& control) {
+    for (std::uint32_t i = 1; i < mlx5::blocks_of(control.ds); ++i) {
+      const std::uint32_t room = kMaxWqeBytes - i * mlx5::kBlockBytes;
+      Access::read(work.wqe + i * std::size_t{mlx5::kBlockBytes}, block(qp, i),
+                   room < mlx5::kBlockBytes ? room : mlx5::kBlockBytes);
+    }
+    const mlx5::Syndrome syndrome = decode(work.wqe, control, work.operation);
+    if (syndrome != mlx5::kNoError) {
+      fail(qp, control, syndrome, Reason::bad_segments);
+      return false;
+    }
+    work.qpn = qp.qpn;
+    work.index = qp.consumer;
+    return true;
+  }
+
+  /// Has the WQE in execution at hand, also if the room for it served another queue meanwhile.
+  MARROW_NIC_CODE bool reload(QueuePair& qp) {
+    Work& work = env_.work(qp);
+    if (work.qpn == qp.qpn && work.index == qp.consumer) return true;
+    const Control control = read_head(qp, work);
+    const Reason reason = misplaced(qp, control, qp.consumer);
+    if (reason == Reason::none) return read_rest(qp, work, control);
+    fail(qp, control, mlx5::kLocalQpOperationError, reason);  // overwritten in mid-flight
+    return false;
+  }
+
+  MARROW_NIC_CODE Outcome step(QueuePair& qp, const Operation& op, Nanoseconds now,
+                               CopyPiece& piece) {
+    if (op.control.opcode == mlx5::kWait) return wait_for_completions(op);
+    if (qp.stage == QueuePair::Stage::run) {
+      const Outcome outcome = executor_.run(qp, op, now, piece);
+      if (outcome.step != Outcome::done || op.control.opcode != mlx5::kWriteImmediate) {
+        return outcome;
+      }
+    }
+    return ask_responder(qp, op, now);
+  }
+
+  // Errors do not count: a counter behind this WAIT then says only what really arrived.
+  MARROW_NIC_CODE Outcome wait_for_completions(const Operation& op) {
+    const CompletionQueue* found = env_.completion_queue(op.wait_cqn);
+    if (found == nullptr) {
+      return {Outcome::failed, mlx5::kLocalQpOperationError, Reason::wait_without_queue};
+    }
+    // Acquire: the engine's thread that serves the other queue released what these completions say.
+    const auto last = static_cast<std::uint16_t>(Access::load_acquire(&found->good) - 1);
+    return {mlx5::counter_reached(last, op.wait_index) ? Outcome::done : Outcome::parked,
+            mlx5::kNoError, Reason::none};
+  }
+
+  /// WRITE_IMM after its data: the peer's engine must consume a receive and write its completion.
+  MARROW_NIC_CODE Outcome ask_responder(QueuePair& qp, const Operation& op, Nanoseconds now) {
+    constexpr Outcome parked{Outcome::parked, mlx5::kNoError, Reason::none};
+    Outcome outcome;
+    PeerFacts facts;
+    if (!executor_.peer(qp, now, facts, outcome)) return outcome;
+    QpSlot& slot = env_.peer_slot(qp);
+    Inbox& inbox = slot.inbox;
+    if (qp.stage == QueuePair::Stage::run) {
+      qp.stage = QueuePair::Stage::responder;
+      Access::store_relaxed(word(inbox.opcode), op.control.opcode);
+      Access::store_relaxed(word(inbox.immediate), op.control.immediate);
+      Access::store_relaxed(word(inbox.bytes), static_cast<std::uint32_t>(op.bytes));
+      Access::store_relaxed(word(inbox.source_qpn), qp.qpn);
+      Access::store_release(word(inbox.state), Inbox::kRequest);
+      env_.ring(slot);
+      return parked;
+    }
+    switch (Access::load_acquire(word(inbox.state))) {
+      case Inbox::kDone: Access::store_relaxed(word(inbox.state), Inbox::kIdle); return {};
+      case Inbox::kFailed:
+        Access::store_relaxed(word(inbox.state), Inbox::kIdle);
+        return {Outcome::failed, mlx5::kRemoteOperationError, Reason::peer_completion};
+      case Inbox::kNotReady:
+        if (qp.rnr_retry != 7 && qp.rnr_attempts >= qp.rnr_retry) {
+          Access::store_relaxed(word(inbox.state), Inbox::kIdle);
+          return {Outcome::failed, mlx5::kReceiverNotReadyRetryExceeded, Reason::no_receive};
+        }
+        ++qp.rnr_attempts;
+        qp.not_before = now + kReceiverNotReadyPause;
+        Access::store_release(word(inbox.state), Inbox::kRequest);
+        env_.ring(slot);
+        return parked;
+      default: return parked;
+    }
+  }
+
+  /// An error always writes an entry and stops the queue pair; what follows is flushed.
+  MARROW_NIC_CODE void fail(QueuePair& qp, const Control& control, mlx5::Syndrome syndrome,
+                            Reason reason) {
+    qp.reason = reason;
+    env_.failed(qp, control, syndrome);
+    error_entry(qp, control, syndrome);
+    qp.not_before = 0;
+    env_.set_state(qp, mlx5::kError);
+  }
+
+  MARROW_NIC_CODE void flush(QueuePair& qp) {
+    alignas(16) std::uint8_t head[mlx5::kSegmentBytes];
+    Access::read(head, block(qp, 0), sizeof head);
+    error_entry(qp, decode_control(head), mlx5::kFlushError);
+  }
+
+  MARROW_NIC_CODE void error_entry(QueuePair& qp, const Control& control, mlx5::Syndrome syndrome) {
+    Completion completion;
+    completion.opcode = mlx5::kRequesterError;
+    completion.qpn = qp.qpn;
+    completion.user_index = qp.user_index;
+    completion.counter = qp.consumer;
+    completion.send_opcode = control.opcode;
+    completion.syndrome = syndrome;
+    env_.post(*qp.send_cq, completion);
+    const auto announced = static_cast<std::uint16_t>(qp.producer - qp.consumer);
+    const std::uint32_t blocks = control.ds == 0 ? 1 : mlx5::blocks_of(control.ds);
+    retire(qp, blocks < announced ? blocks : announced);
+  }
+
+  Env& env_;
+  Executor<Env> executor_;
+};
+
+}  // namespace marrow::softnic
