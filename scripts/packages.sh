@@ -64,7 +64,6 @@ install_command() {
         libgmock-dev) names+=(gmock-devel) ;;
         libcli11-dev) names+=(cli11-devel) ;;
         nlohmann-json3-dev) names+=(json-devel) ;;
-        libfmt-dev) names+=(fmt-devel) ;;
         clang-format | clang-tidy) names+=(clang-tools-extra) ;;
         *) names+=("$name") ;;
       esac

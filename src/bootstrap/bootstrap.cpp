@@ -24,6 +24,18 @@ Bootstrap::Bootstrap(const UniqueId& id, int nranks, int rank, Options options) 
   service_ = std::make_unique<Service>(id, nranks, rank, std::move(options));
 }
 
+void Bootstrap::give_up(const UniqueId& id, int nranks, int rank, const Error& error) noexcept {
+  try {
+    Options options;
+    options.deadline = base::Deadline::after(std::chrono::seconds(2));
+    // What is wrong may be a parameter: none is read.
+    options.parameters.set("MARROW_PEER_TIMEOUT", "30s");
+    options.gave_up = error;
+    const Bootstrap refused(id, nranks, rank, std::move(options));
+  } catch (const std::exception&) {  // the same error, or nobody is there to be told
+  }
+}
+
 Bootstrap::~Bootstrap() {
   // The child's copy cannot be taken apart (see there); the child's memory ends with it.
   if (service_ && service_->in_forked_child()) static_cast<void>(service_.release());

@@ -20,6 +20,7 @@
 #include "base/deadline.hpp"
 #include "base/fd.hpp"
 #include "base/parameters.hpp"
+#include "marrow/error.hpp"
 #include "marrow/unique_id.hpp"
 
 namespace marrow::bootstrap {
@@ -40,6 +41,8 @@ struct Options {
   std::chrono::milliseconds handshake_timeout{5000};
   /// For tests: called at the root each time it has told one member of an agreement.
   std::function<void()> after_decision_sent = {};
+  /// Bootstrap::give_up(): join only to say this.
+  std::optional<Error> gave_up = {};
 };
 
 class Bootstrap {
@@ -52,6 +55,10 @@ class Bootstrap {
   ///   peer_failed       a rank died during set-up
   ///   invalid_argument  nranks < 1, or a damaged id
   Bootstrap(const UniqueId& id, int nranks, int rank, Options options = {});
+
+  /// For a rank that cannot even start: tells the others, as long as they are still setting up, so that
+  /// none waits for it. They throw the error's code and sentence with the rank. Takes 2 s at most.
+  static void give_up(const UniqueId& id, int nranks, int rank, const Error& error) noexcept;
 
   /// Without a close() before it, the others see this rank as failed.
   ~Bootstrap();

@@ -2,6 +2,7 @@
 // Makes one UniqueId known to all ranks without MPI or a store: through a file, or by deriving it from
 // a shared secret. A file is believed only if this user owns it, nobody else can read it and the
 // listener it names answers: what a crashed job left behind has no listener any more.
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/stat.h>
@@ -200,6 +201,14 @@ HostAndPort parse_tcp(const std::string& url) {
   return {host, static_cast<std::uint16_t>(port)};
 }
 
+/// Whether the user gave an address. What a name means differs from host to host (a host's own name is
+/// often 127.0.1.1 to itself), so behind any other name than localhost rank 0 listens everywhere.
+bool is_exact(const std::string& host) {
+  in6_addr ignored;
+  return host == "localhost" || ::inet_pton(AF_INET, host.c_str(), &ignored) == 1 ||
+         ::inet_pton(AF_INET6, host.c_str(), &ignored) == 1;
+}
+
 Bytes read_secret(const std::string& path) {
   Fd fd = open_private(path, "The secret file");
   if (!fd) {
@@ -269,13 +278,15 @@ UniqueId meet_at_tcp(const LaunchInfo& launch, const std::string& url,
   std::memcpy(&content.credentials.session, session.data(), sizeof(content.credentials.session));
   content.addresses = resolve(place.host);
   content.port = place.port;
-  content.restricted = secret.empty();
-  if (content.restricted) {
+  if (secret.empty()) {
     check_unprotected(url, content.addresses.front(), launch.rank == 0, parameters);
   }
+  const bool exact = is_exact(place.host);
+  // A job that meets on loopback is on this host: none of its ranks listens anywhere else.
+  content.restricted = secret.empty() || (exact && is_loopback(content.addresses.front()));
   if (launch.rank == 0) {
     std::optional<IpAddress> only;
-    if (content.restricted) only = content.addresses.front();
+    if (content.restricted || exact) only = content.addresses.front();
     keep_listener(content.credentials.session,
                   open_listener(content.credentials, 0, content.addresses, only, place.port));
   }

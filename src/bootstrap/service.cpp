@@ -7,11 +7,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <system_error>
 
 #include "base/log.hpp"
 #include "base/system_error.hpp"
 #include "base/text.hpp"
+#include "base/threads.hpp"
 #include "bootstrap/host.hpp"
 
 namespace marrow::bootstrap {
@@ -38,6 +38,18 @@ const char* name(Op op) noexcept {
   return "unknown";
 }
 
+void write_error(Writer& out, const Error& error) {
+  out.number(static_cast<std::uint32_t>(error.code())).text(error.sentence());
+  out.text(error.next_step());
+}
+
+Error read_error(Reader& in) {
+  Code code{in.number<std::uint32_t>()};
+  std::string sentence = in.text();
+  if (code == Code::ok || code > Code::internal) code = Code::network;
+  return Error(code, sentence, in.text());
+}
+
 void PeerInfo::write(Writer& out) const {
   out.number(host_id).number(process_id).number(pid).number(port);
   out.number(static_cast<std::uint8_t>(addresses.size()));
@@ -62,6 +74,17 @@ PeerInfo PeerInfo::read(Reader& in) {
   return out;
 }
 
+base::Deadline Bootstrap::Service::setup_deadline() const {
+  const base::Deadline deadline = options_.deadline
+                                      ? *options_.deadline
+                                      : base::Deadline::after(base::parameter_duration(
+                                            "MARROW_BOOTSTRAP_TIMEOUT", options_.parameters));
+  // A rank that cannot be has only to tell the others so; if rank 0 is not there it ends by itself.
+  return in_range(rank_)
+             ? deadline
+             : base::Deadline::earliest(deadline, base::Deadline::after(milliseconds(1000)));
+}
+
 Bootstrap::Service::Service(const UniqueId& id, int nranks, int rank, Options options)
     : rank_(rank),
       nranks_(nranks),
@@ -69,9 +92,7 @@ Bootstrap::Service::Service(const UniqueId& id, int nranks, int rank, Options op
       peers_(static_cast<std::size_t>(nranks)),
       id_(decode(id)),
       options_(std::move(options)),
-      setup_deadline_(options_.deadline ? *options_.deadline
-                                        : base::Deadline::after(base::parameter_duration(
-                                              "MARROW_BOOTSTRAP_TIMEOUT", options_.parameters))),
+      setup_deadline_(setup_deadline()),
       peer_timeout_(base::parameter_duration("MARROW_PEER_TIMEOUT", options_.parameters)),
       heartbeat_every_(std::clamp(peer_timeout_ / 10, milliseconds(10), milliseconds(500))),
       slow_after_(3 * heartbeat_every_),
@@ -103,6 +124,7 @@ Bootstrap::Service::Service(const UniqueId& id, int nranks, int rank, Options op
     peers_[0].info = self_;
     peers_[0].joined = true;
   }
+  if (options_.gave_up) give_up(*options_.gave_up);
 
   // Signals are the program's business: the service thread takes none.
   sigset_t all;
@@ -110,12 +132,10 @@ Bootstrap::Service::Service(const UniqueId& id, int nranks, int rank, Options op
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    thread_ = std::thread([this] { run(); });
-  } catch (const std::system_error& error) {
+    thread_ = base::start_thread(cat("the bootstrap thread of rank ", rank_), [this] { run(); });
+  } catch (const Error& error) {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw Error(Code::out_of_memory,
-                cat("Starting the bootstrap thread failed: ", error.what(), "."),
-                "raise the limit of threads (ulimit -u).");
+    give_up(error);
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 
@@ -128,6 +148,18 @@ Bootstrap::Service::Service(const UniqueId& id, int nranks, int rank, Options op
     throw error;
   }
   MARROW_INFO(bootstrap, "rank ", rank_, " of ", nranks_, " is connected; root is rank ", root_);
+}
+
+/// Does without a thread: what is missing may be one.
+void Bootstrap::Service::give_up(const Error& why) {
+  gave_up_ =
+      Error(why.code(), cat("Rank ", rank_, " of ", nranks_, " could not start: ", why.sentence()),
+            why.next_step());
+  setup_deadline_ =
+      base::Deadline::earliest(setup_deadline_, base::Deadline::after(milliseconds(2000)));
+  if (am_root_) fail_setup(*gave_up_);
+  run();
+  throw Error(why);
 }
 
 Bootstrap::Service::~Service() {

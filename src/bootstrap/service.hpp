@@ -42,6 +42,10 @@ struct PeerInfo {
   static PeerInfo read(Reader& in);
 };
 
+/// An error as a piece of a frame.
+void write_error(Writer& out, const Error& error);
+Error read_error(Reader& in);
+
 enum class Op : std::uint8_t { allgather = 1, barrier = 2, broadcast = 3, close = 4 };
 const char* name(Op op) noexcept;
 
@@ -133,6 +137,10 @@ class Bootstrap::Service {
   using CallNumber = std::pair<std::uint64_t, std::uint64_t>;  // (agreement epoch, count in it)
 
   // service.cpp
+  base::Deadline setup_deadline() const;
+  /// Tells those that set up why this rank cannot take part, leaves, and throws it.
+  [[noreturn]] void give_up(const Error& why);
+  bool in_range(int rank) const { return rank >= 0 && rank < nranks_; }
   void stop_thread(const std::string& sentence);
   void wake();
   void run_callbacks(std::unique_lock<std::mutex>& lock);
@@ -163,6 +171,7 @@ class Bootstrap::Service {
   void on_round_failed(Dial& dial);
   void send_join(Connection& connection);
   void on_join(Connection& connection, std::span<const std::byte> payload);
+  void on_give_up(Connection& connection, Reader& in);
   void on_first_join(Connection& connection, int rank, int nranks, Reader& in);
   void on_rejoin(Connection& connection, int rank, std::span<const std::byte> payload);
   void admit_rejoin(Connection& connection, std::span<const std::byte> payload);
@@ -215,7 +224,7 @@ class Bootstrap::Service {
 
   const IdContent id_;
   const Options options_;
-  const base::Deadline setup_deadline_;
+  base::Deadline setup_deadline_;
   const milliseconds peer_timeout_;
   const milliseconds heartbeat_every_;
   const milliseconds slow_after_;
@@ -224,6 +233,7 @@ class Bootstrap::Service {
   std::mutex call_mutex_;  // one collective at a time
   Phase phase_ = Phase::joining;
   std::optional<Error> broken_;
+  std::optional<Error> gave_up_;  // joins only to say this
   bool stop_ = false;
   std::string leave_sentence_;
   Clock::time_point stop_by_{};

@@ -26,7 +26,7 @@ constexpr milliseconds kRefusedMeansGone{2000};
 constexpr milliseconds kRefusingTime{2000};
 constexpr milliseconds kProbeAfter{50};  // survivors come by themselves; the rest is looked for
 
-enum class JoinKind : std::uint8_t { first = 0, again = 1 };
+enum class JoinKind : std::uint8_t { first = 0, again = 1, give_up = 2 };
 
 }  // namespace
 
@@ -145,10 +145,14 @@ void Bootstrap::Service::on_round_failed(Dial& dial) {
 
 void Bootstrap::Service::send_join(Connection& connection) {
   Writer out;
-  out.number(
-      static_cast<std::uint8_t>(phase_ == Phase::joining ? JoinKind::first : JoinKind::again));
+  const JoinKind kind = phase_ != Phase::joining ? JoinKind::again
+                        : gave_up_               ? JoinKind::give_up
+                                                 : JoinKind::first;
+  out.number(static_cast<std::uint8_t>(kind));
   out.number(std::int32_t{rank_}).number(std::int32_t{nranks_});
-  if (phase_ == Phase::joining) {
+  if (kind == JoinKind::give_up) {
+    write_error(out, *gave_up_);
+  } else if (kind == JoinKind::first) {
     self_.write(out);
   } else {
     write_knowledge(out);
@@ -163,8 +167,17 @@ void Bootstrap::Service::on_join(Connection& connection, std::span<const std::by
   int rank = in.number<std::int32_t>();
   int nranks = in.number<std::int32_t>();
   if (kind == JoinKind::first) return on_first_join(connection, rank, nranks, in);
+  if (kind == JoinKind::give_up) return on_give_up(connection, in);
   if (rank < 0 || rank >= nranks_ || rank == rank_) throw Malformed("a rank that cannot be");
   on_rejoin(connection, rank, payload);
+}
+
+/// A rank tells why it cannot start.
+void Bootstrap::Service::on_give_up(Connection& connection, Reader& in) {
+  const Error why = read_error(in);
+  refuse(connection, why);
+  if (phase_ == Phase::joining && am_root_) fail_setup(why);
+  if (phase_ == Phase::refusing) ++refused_count_;
 }
 
 void Bootstrap::Service::on_first_join(Connection& connection, int rank, int nranks, Reader& in) {
@@ -255,6 +268,11 @@ void Bootstrap::Service::setup_timed_out() {
         cat("Rank ", rank_, " could not reach rank 0",
             last_dial_error_.empty() ? "" : cat(" (last attempt: ", last_dial_error_, ")"), ".");
   }
+  if (!in_range(rank_)) {
+    return set_broken(Error(Code::mismatch,
+                            cat("There is no rank ", rank_, "; ranks are 0 to ", nranks_ - 1, "."),
+                            "give each rank a number in that range."));
+  }
   Error error(Code::timeout, sentence,
               "see whether those ranks started and can connect to rank 0 "
               "(MARROW_SOCKET_IFNAME), or raise MARROW_BOOTSTRAP_TIMEOUT.");
@@ -278,16 +296,13 @@ void Bootstrap::Service::fail_setup(const Error& error) {
 
 void Bootstrap::Service::on_reject(Connection& connection, std::span<const std::byte> payload) {
   Reader in(payload);
-  Code code{in.number<std::uint32_t>()};
-  std::string sentence = in.text();
-  std::string next_step = in.text();
+  const Error error = read_error(in);
   connection.drop = true;
-  if (code == Code::ok || code > Code::internal) code = Code::network;
   if (phase_ == Phase::failing_over && !connection.channel.established()) {
     start_dial(root_, false, kMaxBackoff);
     return;
   }
-  set_broken(Error(code, sentence, next_step));
+  set_broken(error);
 }
 
 void Bootstrap::Service::on_welcome(std::span<const std::byte> payload) {

@@ -25,17 +25,21 @@ constexpr milliseconds kRedialPause{20};
 }  // namespace
 
 void Bootstrap::Service::run() {
-  base::log::set_thread_rank(rank_);
+  const base::log::ThreadRank named(rank_);
   std::unique_lock lock(mutex_);
   next_heartbeat_ = Clock::now() + heartbeat_every_;
   if (am_root_) {
     missing_dirty_ = true;
-    if (nranks_ == 1) setup_complete();
+    if (nranks_ == 1 && !gave_up_) setup_complete();
   } else {
     start_dial(0, false);
   }
   bool leaving = false;
   for (;;) {
+    if (gave_up_ && broken_ && !stop_) {
+      stop_ = true;
+      stop_by_ = Clock::now() + milliseconds(500);
+    }
     if (stop_ && !leaving) {
       leaving = true;
       dials_.clear();
@@ -359,8 +363,7 @@ void Bootstrap::Service::on_lost(Connection& connection, const std::string& why)
 
 void Bootstrap::Service::refuse(Connection& connection, const Error& error) {
   Writer payload;
-  payload.number(static_cast<std::uint32_t>(error.code())).text(error.sentence());
-  payload.text(error.next_step());
+  write_error(payload, error);
   connection.channel.send(FrameType::reject, payload.view());
   connection.channel.write_some();
   connection.kind = Connection::Kind::draining;

@@ -149,12 +149,13 @@ Routing routing_of(const DemoOptions& options) {
 }  // namespace
 
 int run_demo(const DemoOptions& options) {
-  if (!options.json.empty()) require_json("--json");
+  prepare_json(options.json, false);
   if (options.hidden % 4 != 0)
     throw UsageError(format("--hidden is %lld: it must be a multiple of 4.",
                             static_cast<long long>(options.hidden)));
   const Routing routing = routing_of(options);
   RankTeam team(options.where, 4);
+  prepare_json(options.json, team.speaks());
   if (routing.experts < static_cast<std::uint32_t>(team.size())) {
     throw UsageError(
         format("%u experts cannot be spread over %d ranks.", routing.experts, team.size()));

@@ -31,7 +31,7 @@ void print_markdown(const std::vector<ParameterInfo>& all) {
 }  // namespace
 
 int run_env(const EnvOptions& options) {
-  if (!options.json.empty()) require_json("--json");
+  prepare_json(options.json, true);
   const std::vector<ParameterInfo> all = parameters();
   if (options.markdown) {
     print_markdown(all);

@@ -124,12 +124,13 @@ void print_pairs(const Document& document) {
 }  // namespace
 
 int run_info(const InfoOptions& options) {
-  if (!options.json.empty()) require_json("--json");
+  prepare_json(options.json, false);
   Document document;
   document.command = "info";
   document.inventory = inventory();
   const bool text = options.json != "-";
   RankTeam team(options.where, 2);
+  prepare_json(options.json, team.speaks());
   // What the machine has stands even when no communicator can be made.
   if (text && team.speaks()) print_inventory(*document.inventory);
   document.parameters = {{"ranks", std::int64_t{team.size()}},

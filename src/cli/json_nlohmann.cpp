@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // JSON in and out, on nlohmann-json.
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -148,8 +149,7 @@ void write_json(const std::string& file, const Document& document) {
   std::ofstream out(file, std::ios::binary | std::ios::trunc);
   out << text;
   out.close();
-  if (!out)
-    throw Error(Code::system, "cannot write " + file, "check the folder and the space on it");
+  if (!out) throw cannot_write(file, errno);
 }
 
 namespace {

@@ -2,8 +2,10 @@
 // `marrow`: demo, perf, info, env, errors. Everything is on the public API.
 #include <cstdio>
 #include <exception>
+#include <new>
 
 #include "cli/commands.hpp"
+#include "cli/json.hpp"
 #include "cli/ranks.hpp"
 #include "marrow/error.hpp"
 
@@ -45,6 +47,16 @@ int run(const Invocation& invocation) {
   return 2;
 }
 
+/// --json of a command that runs on ranks.
+std::string json_file(const Invocation& invocation) {
+  switch (invocation.command) {
+    case Command::demo: return invocation.demo.json;
+    case Command::perf: return invocation.perf.json;
+    case Command::info: return invocation.info.json;
+    default: return {};
+  }
+}
+
 /// Ranks to start as processes, or 0.
 int wanted_processes(const Invocation& invocation) {
   const RankOptions* where = invocation.command == Command::demo   ? &invocation.demo.where
@@ -62,7 +74,10 @@ int main_of(int argc, char** argv) {
   Invocation invocation;
   if (const std::optional<int> done = parse(argc, argv, invocation)) return *done;
   try {
-    if (const int processes = wanted_processes(invocation)) return spawn_processes(processes, argv);
+    if (const int processes = wanted_processes(invocation)) {
+      prepare_json(json_file(invocation), true);  // before four ranks find out
+      return spawn_processes(processes, argv);
+    }
     const int result = run(invocation);
     // Results that did not reach the disk or the reader are no success.
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
@@ -75,6 +90,11 @@ int main_of(int argc, char** argv) {
     return exit_code(error.code());
   } catch (const UsageError& error) {
     std::fprintf(stderr, "marrow: %s\n", error.what());
+    return 2;
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr,
+                 "marrow: out_of_memory: there is no memory left. Next: use fewer ranks, tokens or "
+                 "bytes, or raise the limit (ulimit -v, the container's).\n");
     return 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "marrow: %s\n", error.what());

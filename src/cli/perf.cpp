@@ -63,9 +63,15 @@ bool all_verified(const std::vector<PerfLine>& lines) {
 }  // namespace
 
 int run_perf(const PerfOptions& options) {
-  if (!options.json.empty()) require_json("--json");
+  prepare_json(options.json, false);
   const Experiment& chosen = experiment(options.operation);
+  if (options.memory == "device" && !options.where.gpu) {
+    throw UsageError(
+        "--memory device: the CPU device has host memory only. Use --place gpu, or leave --memory "
+        "out.");
+  }
   RankTeam team(options.where, 2);
+  prepare_json(options.json, team.speaks());
   if (team.size() < chosen.least_ranks) {
     throw UsageError(format("perf %s needs %d ranks.", chosen.name.c_str(), chosen.least_ranks));
   }

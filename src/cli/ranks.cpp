@@ -12,7 +12,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <future>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -163,13 +165,11 @@ RankTeam::RankTeam(const RankOptions& options, int default_ranks) : gpu_(options
   }
 }
 
-void RankTeam::run_rank(const UniqueId& id, int rank,
+void RankTeam::run_rank(const UniqueId& id, int rank, const Place& place,
                         const std::map<std::string, std::string>& parameters,
                         const std::function<void(Communicator&)>& body) const {
-  const int gpus = gpu_ ? gpu::count() : 1;
-  const Stream stream(gpu_, (threads() ? rank : local_rank(rank)) % gpus);
   Config config;
-  config.place = stream.place();
+  config.place = place;
   config.parameters = parameters;
   Communicator comm(id, size_, rank, config);
   try {
@@ -187,24 +187,43 @@ void RankTeam::run_rank(const UniqueId& id, int rank,
 
 void RankTeam::run(const std::map<std::string, std::string>& parameters,
                    const std::function<void(Communicator&)>& body) {
+  const int gpus = gpu_ ? gpu::count() : 1;
   if (!threads()) {
     UniqueId id;
     if (rank_ == 0) id = UniqueId::create();
     const auto ids = base_->allgather(id.bytes().data(), UniqueId::kSize);
-    run_rank(rank_ == 0 ? id : UniqueId::from_bytes(ids[0]), rank_, parameters, body);
+    const Stream stream(gpu_, local_rank(rank_) % gpus);
+    run_rank(rank_ == 0 ? id : UniqueId::from_bytes(ids[0]), rank_, stream.place(), parameters,
+             body);
     return;
   }
+  // What one rank alone could fail at comes before any rank exists: nobody waits for it.
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (int r = 0; r < size_; ++r) streams.push_back(std::make_unique<Stream>(gpu_, r % gpus));
+  std::promise<bool> start;
+  const std::shared_future<bool> started = start.get_future().share();
   const UniqueId id = UniqueId::create();
   FirstFailure failure;
   const auto rank_main = [&](int rank) {
+    if (!started.get()) return;
     try {
-      run_rank(id, rank, parameters, body);
+      run_rank(id, rank, streams[static_cast<std::size_t>(rank)]->place(), parameters, body);
     } catch (...) {
       failure.add(std::current_exception());
     }
   };
   std::vector<std::thread> others;
-  for (int r = 1; r < size_; ++r) others.emplace_back(rank_main, r);
+  try {
+    for (int r = 1; r < size_; ++r) others.emplace_back(rank_main, r);
+    start.set_value(true);
+  } catch (const std::system_error& error) {
+    start.set_value(false);
+    failure.add(std::make_exception_ptr(
+        Error(Code::out_of_memory,
+              format("starting rank %zu of %d as a thread failed: %s", others.size() + 1, size_,
+                     error.what()),
+              "use fewer ranks, or raise the limit of threads or memory (ulimit -u, ulimit -v)")));
+  }
   rank_main(0);
   for (std::thread& other : others) other.join();
   failure.rethrow();

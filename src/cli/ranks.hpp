@@ -39,7 +39,8 @@ class RankTeam {
            const std::function<void(Communicator&)>& body);
 
  private:
-  void run_rank(const UniqueId& id, int rank, const std::map<std::string, std::string>& parameters,
+  void run_rank(const UniqueId& id, int rank, const Place& place,
+                const std::map<std::string, std::string>& parameters,
                 const std::function<void(Communicator&)>& body) const;
 
   int size_ = 1;

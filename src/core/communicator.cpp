@@ -15,10 +15,15 @@ namespace marrow::core {
 CommunicatorState::CommunicatorState(const UniqueId& id, int nranks, int rank, Config config)
     : config_(std::move(config)) {
   const base::log::ThreadRank log_rank(rank);
-  for (const auto& [name, value] : config_.parameters) parameters_.set(name, value);
-  base::check_parameters(parameters_);
-  if (nranks > kMaxRanks) {
-    throw Error(Code::invalid_argument, base::cat(nranks, " ranks"),
+  try {
+    for (const auto& [name, value] : config_.parameters) parameters_.set(name, value);
+    base::check_parameters(parameters_);
+  } catch (const Error& error) {
+    bootstrap::Bootstrap::give_up(id, nranks, rank, error);
+    throw;
+  }
+  if (nranks > kMaxRanks) {  // the same on every rank, or a mismatch of counts that rank 0 tells
+    throw Error(Code::invalid_argument, base::cat("A communicator of ", nranks, " ranks."),
                 base::cat("use 1 to ", kMaxRanks));
   }
   bootstrap::Options options;
@@ -74,29 +79,6 @@ void CommunicatorState::watch() {
     faults_->aborted(
         base::cat("by rank ", by, ": ", sentence.empty() ? "no reason given" : sentence));
   });
-}
-
-void CommunicatorState::together(const char* what, const std::function<void()>& step) {
-  std::exception_ptr own;
-  std::string text;  // empty: it went well; else code byte + sentence
-  try {
-    step();
-  } catch (const Error& error) {
-    own = std::current_exception();
-    text = static_cast<char>(error.code()) + error.sentence();
-  } catch (const std::exception& error) {
-    own = std::current_exception();
-    text = static_cast<char>(Code::internal) + std::string(error.what());
-  }
-  const auto all = bootstrap_->allgather(std::as_bytes(std::span(text.data(), text.size())));
-  if (own) std::rethrow_exception(own);
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r].empty()) continue;
-    const auto code = static_cast<Code>(all[r][0]);
-    const std::string sentence(reinterpret_cast<const char*>(all[r].data()) + 1, all[r].size() - 1);
-    throw Error(code, base::cat(what, " failed on rank ", r, ": ", sentence),
-                "see that rank's error for the next step");
-  }
 }
 
 std::uint32_t CommunicatorState::next_symmetric_id() {

@@ -102,7 +102,7 @@ void DeviceState::make_sync_memory(CommunicatorState& comm) {
     // Who adds decides where the word is: SMs by NVLink: device memory. A CPU thread: host memory.
     const Memory kind = path == Path::lsa ? Memory::device : Memory::host;
     memory::Block block;
-    comm.together("allocating sync memory",
+    comm.together(base::cat("allocating ", bytes, " bytes of sync memory"),
                   [&] { block = arena_->allocate(std::max<std::uint64_t>(bytes, 16), kind); });
     sync_[p] = std::make_unique<SymmetricBlock>(comm, *arena_, block, comm.next_symmetric_id(),
                                                 bit(path), gda::Access::sync);

@@ -12,6 +12,7 @@
 
 #include "base/parameters.hpp"
 #include "bootstrap/bootstrap.hpp"
+#include "bootstrap/together.hpp"
 #include "core/fault_board.hpp"
 #include "core/path_plan.hpp"
 #include "gda/nic.hpp"
@@ -49,7 +50,9 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
 
   /// A local step of a collective: when it throws on any rank it throws on all, so nobody is left
   /// waiting. The others' error says whose it was.
-  void together(const char* what, const std::function<void()>& step);
+  void together(const std::string& what, const std::function<void()>& step) {
+    bootstrap::together(*bootstrap_, what, step);
+  }
 
   /// All ranks gave the same value, or Error(mismatch) naming who gave which, on every rank.
   void same_on_all(const char* what, std::uint64_t value);

@@ -41,6 +41,10 @@ void SymmetricBlock::release() {
       arena_.release(peers_[r]);
   }
   peers_.clear();
+  arena_.drop(handle_.lsa);
+  arena_.drop(handle_.gda_base);
+  arena_.drop(handle_.gda_rkey);
+  handle_ = {};
 }
 
 void SymmetricBlock::map_peers() {

@@ -69,7 +69,8 @@ std::shared_ptr<WindowState> CommunicatorState::allocate(std::uint64_t bytes, Me
                 "ask for 1 to 2^46 bytes");
   }
   memory::Block block;
-  together("allocating a window", [&] { block = arena_->allocate(bytes, kind); });
+  together(base::cat("allocating a window of ", bytes, " bytes"),
+           [&] { block = arena_->allocate(bytes, kind); });
   return keep(std::make_shared<WindowState>(shared_from_this(), block, true));
 }
 
@@ -77,7 +78,7 @@ std::shared_ptr<WindowState> CommunicatorState::register_window(void* pointer,
                                                                 std::uint64_t bytes) {
   same_on_all("window size in bytes", bytes);
   memory::Block block;
-  together("registering a window", [&] {
+  together(base::cat("registering a window of ", bytes, " bytes"), [&] {
     if (!pointer || bytes == 0) {
       throw Error(Code::invalid_argument, base::cat("register_window(", pointer, ", ", bytes, ")"),
                   "give memory of at least one byte");

@@ -67,6 +67,8 @@ class Arena {
 
   /// A copy that kernels read, e.g. a table of peers. Aligned to 256 bytes.
   virtual void* upload(const void* data, std::size_t bytes) = 0;
+  /// Takes an uploaded table back; nobody reads it any more. Null: nothing to do.
+  virtual void drop(const void* table) = 0;
   /// Overwrites an uploaded table, also while kernels run (words are written whole).
   virtual void update(void* table, std::size_t offset, const void* data, std::size_t bytes) = 0;
 

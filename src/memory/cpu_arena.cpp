@@ -61,8 +61,14 @@ class CpuArena final : public Arena {
     auto table = std::make_unique<Chunk[]>((bytes + sizeof(Chunk) - 1) / sizeof(Chunk) + 1);
     std::memcpy(table.get(), data, bytes);
     std::lock_guard lock(mutex_);
-    tables_.push_back(std::move(table));
-    return tables_.back().get();
+    void* const at = table.get();
+    tables_.emplace(at, std::move(table));
+    return at;
+  }
+
+  void drop(const void* table) override {
+    std::lock_guard lock(mutex_);
+    tables_.erase(table);
   }
 
   void update(void* table, std::size_t offset, const void* data, std::size_t bytes) override {
@@ -111,7 +117,7 @@ class CpuArena final : public Arena {
   std::mutex mutex_;
   std::map<std::byte*, Owned> owned_;
   std::vector<base::Fd> adopted_;
-  std::vector<std::unique_ptr<Chunk[]>> tables_;
+  std::map<const void*, std::unique_ptr<Chunk[]>> tables_;
 };
 
 }  // namespace

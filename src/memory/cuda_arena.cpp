@@ -155,6 +155,13 @@ class CudaArena final : public Arena {
   void* upload(const void* data, std::size_t bytes) override {
     std::lock_guard lock(mutex_);
     const std::size_t need = round_up(std::max<std::size_t>(bytes, 1), 256);
+    if (const auto free = free_tables_.find(need); free != free_tables_.end()) {
+      const cuda::DevicePointer at = free->second;
+      write(at, data, bytes);
+      free_tables_.erase(free);
+      table_bytes_[at] = need;
+      return reinterpret_cast<void*>(at);
+    }
     if (tables_.empty() || table_used_ + need > tables_.back().bytes()) {
       tables_.push_back(VmmMapping::create(context_, need));
       table_used_ = 0;
@@ -162,7 +169,17 @@ class CudaArena final : public Arena {
     const cuda::DevicePointer at = tables_.back().address() + table_used_;
     table_used_ += need;
     write(at, data, bytes);
+    table_bytes_[at] = need;
     return reinterpret_cast<void*>(at);
+  }
+
+  /// Tables come in few sizes (of so many ranks), so a free one serves the next of its size.
+  void drop(const void* table) override {
+    std::lock_guard lock(mutex_);
+    const auto found = table_bytes_.find(reinterpret_cast<cuda::DevicePointer>(table));
+    if (found == table_bytes_.end()) return;
+    free_tables_.emplace(found->second, found->first);
+    table_bytes_.erase(found);
   }
 
   void update(void* table, std::size_t offset, const void* data, std::size_t bytes) override {
@@ -254,6 +271,8 @@ class CudaArena final : public Arena {
   std::multimap<std::byte*, Owned> adopted_;
   std::vector<VmmMapping> tables_;
   std::size_t table_used_ = 0;
+  std::map<cuda::DevicePointer, std::size_t> table_bytes_;  ///< in use
+  std::multimap<std::size_t, cuda::DevicePointer> free_tables_;
   Block staging_;
 };
 

@@ -9,14 +9,19 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "base/threads.hpp"
 
 namespace marrow::proxy {
 
 ProgressThread::ProgressThread(Engine& engine, Link& link, IdlePolicy policy, int rank,
                                const Hooks& hooks)
-    : engine_(engine), link_(link), policy_(policy), rank_(rank), hooks_(hooks), thread_([this] {
-        run();
-      }) {}
+    : engine_(engine),
+      link_(link),
+      policy_(policy),
+      rank_(rank),
+      hooks_(hooks),
+      thread_(base::start_thread(base::cat("a progress thread of the proxy of rank ", rank),
+                                 [this] { run(); })) {}
 
 ProgressThread::~ProgressThread() {
   stop_.store(true, std::memory_order_release);

@@ -8,6 +8,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "bootstrap/together.hpp"
 #include "proxy/progress_thread.hpp"
 
 namespace marrow::proxy {
@@ -25,40 +26,6 @@ Blob blob_of(const std::string& text) {
 }
 std::string text_of(std::span<const std::byte> blob) {
   return {reinterpret_cast<const char*>(blob.data()), blob.size()};
-}
-
-/// Gathers every rank's result of a local step, or throws on all ranks when it failed on one. Code and
-/// sentence travel behind a first byte of 0, a result behind a 1.
-std::vector<Blob> together(bootstrap::Bootstrap& bootstrap, const std::string& what,
-                           const std::function<Blob()>& step) {
-  Blob mine{std::byte{1}};
-  std::exception_ptr own;
-  const auto failed = [&](Code code, const std::string& sentence) {
-    own = std::current_exception();
-    mine = blob_of(sentence);
-    mine.insert(mine.begin(), {std::byte{0}, static_cast<std::byte>(code)});
-  };
-  try {
-    const Blob result = step();
-    mine.insert(mine.end(), result.begin(), result.end());
-  } catch (const Error& error) {
-    failed(error.code(), error.sentence());
-  } catch (const std::exception& error) {
-    failed(Code::internal, error.what());
-  }
-  std::vector<Blob> all = bootstrap.allgather(mine);
-  if (own) std::rethrow_exception(own);
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r].empty()) continue;  // masked
-    if (all[r][0] == std::byte{0}) {
-      throw Error(
-          static_cast<Code>(all[r].size() > 1 ? all[r][1] : std::byte{0}),
-          base::cat(what, " failed on rank ", r, ": ", text_of(std::span(all[r]).subspan(2))),
-          "see that rank's error for the next step");
-    }
-    all[r].erase(all[r].begin());
-  }
-  return all;
 }
 
 class TransportImpl;
@@ -123,7 +90,7 @@ class TransportImpl final : public Transport {
     const int nranks = bootstrap_.nranks();
     std::vector<Blob> all;
     try {
-      all = together(bootstrap_, "opening it", [&] {
+      all = bootstrap::gather_together(bootstrap_, "opening it", [&] {
         Blob addresses(static_cast<std::size_t>(threads_) * sizeof(marrow_network_address));
         for (int t = 0; t < threads_; ++t) {
           links_.push_back(std::make_unique<Link>(
@@ -136,7 +103,7 @@ class TransportImpl final : public Transport {
         }
         return addresses;
       });
-      together(bootstrap_, "connecting", [&] {
+      bootstrap::together(bootstrap_, "connecting", [&] {
         for (int t = 0; t < threads_; ++t) {
           std::vector<marrow_network_address> addresses(nranks);
           for (int r = 0; r < nranks; ++r) {
@@ -154,7 +121,6 @@ class TransportImpl final : public Transport {
                                                         static_cast<std::uint64_t>(left.count())),
                            "connect");
         }
-        return Blob{};
       });
     } catch (...) {
       links_.clear();
@@ -162,10 +128,19 @@ class TransportImpl final : public Transport {
     }
   }
 
+  /// Collective: starts the progress threads. Throws, on every rank, when one cannot.
   void run() {
-    for (int t = 0; t < threads_; ++t) {
-      running_.push_back(std::make_unique<ProgressThread>(*engines_[t], *links_[t], policy_,
-                                                          bootstrap_.rank(), hooks_));
+    try {
+      bootstrap::together(bootstrap_, "starting progress threads", [&] {
+        for (int t = 0; t < threads_; ++t) {
+          running_.push_back(std::make_unique<ProgressThread>(*engines_[t], *links_[t], policy_,
+                                                              bootstrap_.rank(), hooks_));
+        }
+      });
+    } catch (...) {
+      running_.clear();  // joins
+      links_.clear();
+      throw;
     }
   }
 
@@ -198,8 +173,8 @@ class TransportImpl final : public Transport {
     try {
       // Peers talk to the endpoint of the thread that serves our rank.
       const int mine = me % threads_;
-      const std::vector<Blob> keys =
-          together(bootstrap_, base::cat("registering window ", id, " with network ", name()), [&] {
+      const std::vector<Blob> keys = bootstrap::gather_together(
+          bootstrap_, base::cat("registering window ", id, " with network ", name()), [&] {
             if (id >= kProxyMaxWindows)
               throw Error(Code::internal, base::cat("window number ", id, " is too large"));
             const std::string why = refuses(block, true);
@@ -209,19 +184,19 @@ class TransportImpl final : public Transport {
             region = add_memory(id, block, true, mine, &key);
             return key;
           });
-      together(bootstrap_, base::cat("reaching window ", id, " over network ", name()), [&] {
-        region->remote.resize(bootstrap_.nranks());
-        for (int r = 0; r < bootstrap_.nranks(); ++r) {
-          if (keys[r].empty()) continue;
-          Link& link = *links_[r % threads_];
-          link.check(link.network().import_key(
-                         link.endpoint(), static_cast<std::uint32_t>(r), keys[r].data(),
-                         static_cast<std::uint32_t>(keys[r].size()), &region->remote[r]),
-                     base::cat("window ", id, " of rank ", r));
-        }
-        publish(region);  // before any peer knows that all are ready
-        return Blob{};
-      });
+      bootstrap::together(
+          bootstrap_, base::cat("reaching window ", id, " over network ", name()), [&] {
+            region->remote.resize(bootstrap_.nranks());
+            for (int r = 0; r < bootstrap_.nranks(); ++r) {
+              if (keys[r].empty()) continue;
+              Link& link = *links_[r % threads_];
+              link.check(link.network().import_key(
+                             link.endpoint(), static_cast<std::uint32_t>(r), keys[r].data(),
+                             static_cast<std::uint32_t>(keys[r].size()), &region->remote[r]),
+                         base::cat("window ", id, " of rank ", r));
+            }
+            publish(region);  // before any peer knows that all are ready
+          });
     } catch (...) {
       deregister(id);  // if it got as far as the board
       undo();
@@ -361,13 +336,15 @@ std::unique_ptr<Transport> Transport::open(bootstrap::Bootstrap& bootstrap,
       base::Deadline::after(base::parameter_duration("MARROW_BOOTSTRAP_TIMEOUT", parameters));
   std::vector<Candidate> mine;
   std::unique_ptr<TransportImpl> transport;
-  const std::vector<Blob> lists = together(bootstrap, "reading MARROW_NETWORK", [&] {
-    mine = candidates(base::parameter_string("MARROW_NETWORK", parameters));
-    transport = std::make_unique<TransportImpl>(bootstrap, parameters, std::move(hooks));
-    std::string names;
-    for (const Candidate& candidate : mine) names += std::string(candidate.network->name) + "\n";
-    return blob_of(names);
-  });
+  const std::vector<Blob> lists =
+      bootstrap::gather_together(bootstrap, "reading MARROW_NETWORK", [&] {
+        mine = candidates(base::parameter_string("MARROW_NETWORK", parameters));
+        transport = std::make_unique<TransportImpl>(bootstrap, parameters, std::move(hooks));
+        std::string names;
+        for (const Candidate& candidate : mine)
+          names += std::string(candidate.network->name) + "\n";
+        return blob_of(names);
+      });
   for (std::size_t r = 0; r < lists.size(); ++r) {
     if (!lists[r].empty() && lists[r] != lists[bootstrap.rank()]) {
       std::string theirs = text_of(lists[r]);
@@ -388,8 +365,9 @@ std::unique_ptr<Transport> Transport::open(bootstrap::Bootstrap& bootstrap,
       MARROW_INFO(proxy, "network ", transport->name(), " connects ", bootstrap.nranks(), " ranks");
       return transport;
     } catch (const Error& error) {
+      // Another network would not help.
       if (error.code() == Code::aborted || error.code() == Code::mismatch ||
-          error.code() == Code::peer_failed)
+          error.code() == Code::peer_failed || error.code() == Code::out_of_memory)
         throw;
       reasons +=
           base::cat(reasons.empty() ? "" : "; ", candidate.network->name, ": ", error.sentence());

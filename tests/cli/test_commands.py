@@ -42,11 +42,44 @@ def test_help_has_examples_and_every_command(marrow):
     (("perf", "put", "--sizes", "1M..8"), "the first size is larger"),
     (("perf", "put", "--ranks", "1"), "perf put needs 2 ranks"),
     (("perf", "put_value", "--sizes", "12"), "put_value is timed with 8 and 24 bytes"),
+    (("perf", "put", "--memory", "device"), "the CPU device has host memory only"),
     (("info", "--network", "nothing", "--path", "proxy"), "nothing"),
     (("env", "--json", "/no/such/folder/env.json"), "cannot write"),
 ])
 def test_bad_arguments_get_a_sentence(marrow, words, sentence):
     assert sentence in marrow.fails(2, *words)
+
+
+@pytest.mark.parametrize("words", [("demo",), ("demo", "--processes"), ("perf", "put"), ("perf", "put", "--processes"),
+                                   ("info",)])
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(marrow, words):
+    start = time.monotonic()
+    done = marrow.run(*words, "--json", "/no/such/folder/result.json")
+    assert done.returncode == 2 and "cannot write /no/such/folder/result.json" in done.stderr
+    assert done.stderr.count("cannot write") == 1 and "median" not in done.stdout and "verified" not in done.stdout
+    assert time.monotonic() - start < 5
+
+
+def test_a_refused_run_leaves_the_file_alone(marrow, tmp_path):
+    file, none = tmp_path / "old.json", tmp_path / "new.json"
+    file.write_text("old")
+    marrow.fails(2, "perf", "put_value", "--sizes", "12", "--json", file)
+    marrow.fails(2, "perf", "put_value", "--sizes", "12", "--json", none)
+    assert file.read_text() == "old" and not none.exists()
+
+
+@pytest.mark.parametrize("mebibytes", [24, 40, 64, 100, 160, 300])
+def test_too_little_memory_is_a_sentence(marrow, mebibytes):
+    """ulimit -v at many sizes: whatever fails first, it says so and how to go on."""
+    words = ("perf", "put", "--path", "proxy", "--sizes", "256M", "--iterations", "1", "--warmup", "1", "--ranks", "2")
+    done = subprocess.run(["bash", "-c", f"ulimit -v {mebibytes * 1024} && exec \"$0\" \"$@\"", str(marrow.path), *words],
+                          capture_output=True, text=True, timeout=50, check=False)
+    if "error while loading shared libraries" in done.stderr:
+        return
+    assert done.returncode in (1, 2), (done.returncode, done.stdout, done.stderr)
+    assert "bad_alloc" not in done.stderr and "terminate" not in done.stderr, done.stderr
+    assert "marrow: " in done.stderr and ("Next: " in done.stderr or "raise the limit" in done.stderr), done.stderr
+    assert re.search(r"ulimit -[uv]", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("variable, sentence", [

@@ -131,7 +131,7 @@ TEST_P(Liveness, StoppedRankResumesAndNothingIsLost) {
   ASSERT_TRUE(ranks.all_said({0, 1, 2}, "ready"));
   std::this_thread::sleep_for(Milliseconds(200));
   ranks.signal(1, SIGSTOP);
-  std::this_thread::sleep_for(Milliseconds(2500));
+  std::this_thread::sleep_for(Milliseconds(5000));
   ranks.signal(1, SIGCONT);
   for (const int rank : {0, 1, 2}) EXPECT_EQ(ranks.result(rank), "ok") << "rank " << rank;
 }

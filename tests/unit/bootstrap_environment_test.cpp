@@ -2,6 +2,7 @@
 // marrow-test: asan-all
 // Launchers' variables and the rendezvous by file, by port and by nothing at all.
 #include <gmock/gmock.h>
+#include <poll.h>
 #include <sys/stat.h>
 
 #include <cstdlib>
@@ -240,6 +241,44 @@ TEST(Rendezvous, WithoutASecretThereIsOnlyLoopbackAndAWarning) {
   launch.nranks = 2;
   EXPECT_THAT(failure(Code::authentication, [&] { rendezvous(launch, parameters); }),
               HasSubstr("would let anybody on the network join"));
+}
+
+/// Whether rank 0's listener of a job that meets at `host` can be reached at `address`.
+bool listens(const std::string& host, const Folder& folder, const IpAddress& address) {
+  Variables none({});
+  std::uint16_t port = 0;
+  listen_tcp(loopback_address(), port).reset();
+  base::Parameters parameters;
+  parameters.set("MARROW_RENDEZVOUS", "tcp://" + host + ":" + std::to_string(port));
+  parameters.set("MARROW_SECRET_FILE", folder.write("secret", "0123456789abcdef0123"));
+  LaunchInfo launch;
+  launch.nranks = 2;
+  const UniqueId id = rendezvous(launch, parameters);
+  const Connecting started = connect_tcp({address, port});
+  pollfd entry = {started.fd.get(), POLLOUT, 0};
+  ::poll(&entry, 1, 2000);
+  const bool reached =
+      started.error == 0 || (started.error == EINPROGRESS && connect_error(started.fd.get()) == 0);
+  take_listener(decode(id).credentials.session);
+  return reached;
+}
+
+TEST(Rendezvous, RankZeroListensOnTheAddressGivenOnly) {
+  if (!loopback_works()) GTEST_SKIP() << "loopback is down";
+  Folder folder;
+  const IpAddress here = loopback_address();
+  IpAddress other = here;  // 127.0.0.2: this host, too, but not what the user wrote
+  other.back() = 2;
+  EXPECT_TRUE(listens("127.0.0.1", folder, here));
+  EXPECT_FALSE(listens("127.0.0.1", folder, other));
+  EXPECT_TRUE(listens("127.0.0.2", folder, other));
+  EXPECT_FALSE(listens("localhost", folder, other));
+  for (const IpAddress& mine : interface_addresses("")) {
+    if (is_loopback(mine) || to_text(mine).find(':') != std::string::npos) continue;
+    EXPECT_TRUE(listens(to_text(mine), folder, mine)) << to_text(mine);
+    EXPECT_FALSE(listens(to_text(mine), folder, here)) << to_text(mine);
+    break;
+  }
 }
 
 TEST(Rendezvous, DifferentSecretsAreRefused) {

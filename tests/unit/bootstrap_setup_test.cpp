@@ -75,6 +75,42 @@ TEST(Setup, ARankOutOfRangeIsToldToAll) {
   }
 }
 
+TEST(Setup, ARankOutOfRangeWithoutARankZeroDoesNotWait) {
+  const UniqueId id = UniqueId::create();
+  const auto start = Clock::now();
+  const auto outcomes = on_threads(1, [&](int) { Bootstrap bootstrap(id, 3, 3, options(30000)); });
+  expect_all(outcomes, Code::mismatch, "There is no rank 3; ranks are 0 to 2");
+  EXPECT_LT(Clock::now() - start, milliseconds(5000));
+}
+
+TEST(Setup, ARankThatCannotStartIsToldToAllAtOnce) {
+  for (int victim : {0, 2}) {
+    const UniqueId id = UniqueId::create();
+    const auto start = Clock::now();
+    const auto outcomes = on_threads(3, [&](int rank) {
+      if (rank == victim) {
+        const Error why(Code::invalid_argument, "its stream is missing", "make one");
+        Bootstrap::give_up(id, 3, rank, why);
+        throw Error(Code::invalid_argument,
+                    "Rank " + std::to_string(rank) + " of 3 could not start: " + why.sentence(),
+                    why.next_step());
+      }
+      Bootstrap bootstrap(id, 3, rank, options(30000));
+    });
+    expect_all(outcomes, Code::invalid_argument,
+               "Rank " + std::to_string(victim) +
+                   " of 3 could not start: its stream is missing. Next: make one");
+    EXPECT_LT(Clock::now() - start, milliseconds(10000)) << "rank " << victim;
+  }
+}
+
+TEST(Setup, GivingUpAloneEndsByItself) {
+  const auto start = Clock::now();
+  Bootstrap::give_up(UniqueId::create(), 2, 1, Error(Code::system, "alone"));
+  Bootstrap::give_up(UniqueId::create(), 2, 0, Error(Code::system, "alone"));
+  EXPECT_LT(Clock::now() - start, milliseconds(10000));
+}
+
 TEST(Setup, ASecondRankZeroIsToldToAll) {
   UniqueId id = UniqueId::create();
   auto outcomes = on_threads(3, [&](int thread) {

@@ -16,6 +16,7 @@
 #include "marrow/marrow.hpp"
 #include "memory/arena.hpp"
 #include "proxy/transport.hpp"
+#include "thread_ranks.hpp"
 
 namespace marrow::test {
 
@@ -167,24 +168,11 @@ class ProxyRank {
 /// Runs body(rank) on n thread ranks; rethrows the first failure.
 inline void run_proxy_ranks(int n, const std::function<void(ProxyRank&)>& body,
                             const ProxyOptions& options = {}) {
-  const UniqueId id = UniqueId::create();
-  std::vector<std::thread> threads;
-  std::vector<std::exception_ptr> failures(n);
-  for (int r = 0; r < n; ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        ProxyRank rank(id, n, r, options);
-        body(rank);
-        rank.close();
-      } catch (...) {
-        failures[r] = std::current_exception();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const std::exception_ptr& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
+  run_as_threads(n, [&](int r, const UniqueId& id) {
+    ProxyRank rank(id, n, r, options);
+    body(rank);
+    rank.close();
+  });
 }
 
 }  // namespace marrow::test

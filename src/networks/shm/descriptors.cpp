@@ -11,6 +11,7 @@
 #include "base/random.hpp"
 #include "base/system_error.hpp"
 #include "base/text.hpp"
+#include "base/threads.hpp"
 #include "base/unix_fds.hpp"
 #include "marrow/error.hpp"
 
@@ -56,10 +57,11 @@ DescriptorServer::~DescriptorServer() {
 }
 
 void DescriptorServer::start() {
-  thread_ = std::thread([this, rank = base::log::thread_rank()] {
-    base::log::ThreadRank named(rank);
-    run();
-  });
+  thread_ =
+      base::start_thread("shm's thread for descriptors", [this, rank = base::log::thread_rank()] {
+        base::log::ThreadRank named(rank);
+        run();
+      });
 }
 
 void DescriptorServer::wake() {

@@ -36,11 +36,12 @@ int guarded(Body&& body) {
   try {
     return body();
   } catch (const Error& error) {
-    last_sentence() =
-        error.next_step().empty() ? error.sentence() : error.sentence() + "; " + error.next_step();
+    std::string& text = last_sentence() = error.sentence();
+    if (text.ends_with('.')) text.pop_back();  // more follows: a next step here, a cause above
+    if (!error.next_step().empty()) text += "; " + error.next_step();
     return to_network(error.code());
   } catch (const std::bad_alloc&) {
-    last_sentence() = "out of memory";
+    last_sentence() = "out of memory (a smaller ring or window, or a higher ulimit -v, helps)";
     return MARROW_NETWORK_NO_MEMORY;
   } catch (const std::exception& error) {
     last_sentence() = error.what();
