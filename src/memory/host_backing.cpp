@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/host_backing.hpp"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 
 namespace marrow::memory {
 
@@ -25,13 +26,18 @@ HostBacking host_backing(const void* pointer, std::uint64_t bytes) {
       continue;
     }
     if (access[3] != 's' || inode == 0 || bytes > end - address) return {};
+    // Another thread may close a descriptor and open another under its number at any moment: so look by
+    // path, and judge the descriptor that is ours.
+    const auto same = [&](const struct stat& status) {
+      return status.st_ino == inode && status.st_dev == makedev(major, minor);
+    };
     std::error_code ignored;
     for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
-      const int fd = std::atoi(entry.path().filename().c_str());
       struct stat status {};
-      if (::fstat(fd, &status) == 0 && status.st_ino == inode &&
-          status.st_dev == makedev(major, minor)) {
-        return {base::Fd::dup_of(fd), address - begin + offset};
+      if (::stat(entry.path().c_str(), &status) != 0 || !same(status)) continue;
+      base::Fd file(::open(entry.path().c_str(), O_RDWR | O_CLOEXEC));
+      if (file && ::fstat(file.get(), &status) == 0 && same(status)) {
+        return {std::move(file), address - begin + offset};
       }
     }
     return {};

@@ -13,7 +13,7 @@ struct HostBacking {
   std::uint64_t offset = 0;  ///< of the range in the file
 };
 
-/// Looks at /proc/self; the descriptor is a duplicate.
+/// Looks at /proc/self; the descriptor is a new one for the same file.
 HostBacking host_backing(const void* pointer, std::uint64_t bytes);
 
 }  // namespace marrow::memory
