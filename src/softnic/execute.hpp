@@ -27,15 +27,6 @@ struct CopyPiece {
   std::uint64_t bytes = 0;
 };
 
-/// What is known of the queue pair at the other end.
-struct PeerFacts {
-  enum Answer : std::uint8_t { connected, not_connected, missing, gone };
-  Answer answer = missing;
-  std::uint32_t process = 0;
-  std::uint32_t pd = 0;
-  std::uint32_t access = 0;  ///< IBV_ACCESS_REMOTE_*
-};
-
 template <class Env>
 class Executor {
  public:
@@ -169,7 +160,8 @@ class Executor {
       if (outcome.step != Outcome::done) return outcome;
     }
     if (!read && env_.corrupts_write()) {
-      remote[env_.pick(op.bytes)] ^= static_cast<std::byte>(1u << env_.pick(8));
+      auto* payload = reinterpret_cast<std::uint8_t*>(remote);
+      payload[env_.pick(op.bytes)] ^= static_cast<std::uint8_t>(1u << env_.pick(8));
     }
     return {};
   }
@@ -245,6 +237,12 @@ class Executor {
       }
       return static_cast<Word>((old & ~mask) | (operand & mask));
     };
+    // The two plain forms, which a GPU has an instruction for.
+    if (!swap && mask == 0) return env_.template fetch_add<Word>(at, operand);
+    if (swap && mask == static_cast<Word>(~Word{0}) &&
+        static_cast<Word>(op.compare_mask) == static_cast<Word>(~Word{0})) {
+      return env_.template compare_swap<Word>(at, static_cast<Word>(op.compare), operand);
+    }
     return env_.template update<Word>(at, next);
   }
 

@@ -72,6 +72,15 @@ class HostEnv {
     return HostAccess::update_unlocked<Word>(at, next);
   }
 
+  template <class Word>
+  Word fetch_add(std::byte* at, Word n) {
+    return update<Word>(at, [n](Word old) { return static_cast<Word>(old + n); });
+  }
+  template <class Word>
+  Word compare_swap(std::byte* at, Word expected, Word desired) {
+    return update<Word>(at, [=](Word old) { return old == expected ? desired : old; });
+  }
+
   static void set_state(QueuePair& qp, mlx5::QpState state) {
     qp.state = state;
     qp.slot->state.store(state, std::memory_order_release);

@@ -12,7 +12,8 @@
 //   QpSlot& peer_slot(qp)       its shared slot, while it is connected;  void ring(slot): tells its owner
 //   CompletionQueue* completion_queue(cqn)     null if there is none
 //   bool post(cq, completion)   post_completion, against other threads of the engine if need be
-//   Word update<Word>(at, next) the atomic operation
+//   Word update<Word>(at, next) the atomic operation; fetch_add<Word>(at, n), compare_swap<Word>(at, expected,
+//                               desired): its plain forms
 //   void set_state(qp, state)   also in the shared directory
 //   Fate next_wqe(); Nanoseconds delay(); bool corrupts_write(); pick(bound); retry_limit()    faults
 //   void stall(now); bool stalled();

@@ -33,6 +33,15 @@ struct Work {
   alignas(16) std::uint8_t wqe[kMaxWqeBytes];
 };
 
+/// What is known of the queue pair at the other end.
+struct PeerFacts {
+  enum Answer : std::uint8_t { connected, not_connected, missing, gone };
+  Answer answer = missing;
+  std::uint32_t process = 0;
+  std::uint32_t pd = 0;
+  std::uint32_t access = 0;  ///< IBV_ACCESS_REMOTE_*
+};
+
 struct CompletionQueue {
   std::uint32_t cqn = 0;
   mlx5::Cqe* ring = nullptr;
@@ -46,6 +55,10 @@ struct CompletionQueue {
   bool failed = false;         ///< an error entry was written
   bool overrun = false;        ///< dead: no entry can be written any more
   std::uint32_t users = 0;     ///< queue pairs attached
+  // GPU engine
+  std::uint32_t first_user = 0;  ///< QPN
+  std::uint32_t shared = 0;      ///< several queue pairs post here: under `lock`
+  std::uint32_t lock = 0;
 };
 
 struct QueuePair {
@@ -64,7 +77,11 @@ struct QueuePair {
   const mlx5::DoorbellRecord* record = nullptr;  ///< null without record (send_record_mode 1)
   std::uint64_t* doorbell = nullptr;             ///< this queue's cell of the UAR page
   std::uint32_t user_index = 0;
-  Work* work = nullptr;  ///< CPU engine: this queue's own
+  Work* work = nullptr;           ///< CPU engine: this queue's own
+  QpSlot* peer_slot = nullptr;    ///< GPU engine
+  PeerFacts peer;                 ///< GPU engine: kept by its host thread
+  std::uint32_t send_index = 0;   ///< GPU engine: its numbers of the completion queues
+  std::uint32_t receive_index = 0;
 
   // connection
   std::uint32_t remote_qpn = 0;

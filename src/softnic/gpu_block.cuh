@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine block's shared memory, the copies that its warps make together, and the Env that
+// QueueMachine sees on a GPU.
+#pragma once
+
+#include <cstdint>
+
+#include "softnic/gpu_access.cuh"
+#include "softnic/gpu_layout.hpp"
+#include "softnic/queue_machine.hpp"
+
+namespace marrow::softnic::gpu {
+
+inline constexpr std::uint32_t kCachedRegions = 16;
+/// Pieces of a copy that warps take one by one.
+inline constexpr std::uint64_t kChunk = 8 * 1024;
+/// Below it a warp copies alone.
+inline constexpr std::uint64_t kTogether = 16 * 1024;
+
+/// A long copy: whoever has nothing else to do takes chunks of it.
+struct Board {
+  std::uint32_t taken;  ///< 1: one warp's copy stands here
+  std::uint32_t done;   ///< chunks
+  /// How many chunks << 32 | the next one. One word, so that who takes a chunk knows that it exists; what
+  /// describes the copy then stays until that chunk is done.
+  std::uint64_t next;
+  std::byte* to;
+  const std::byte* from;
+  std::uint64_t bytes;
+};
+
+struct Block {
+  QueuePair queue_pairs[kHotQueuePairs];
+  CompletionQueue completion_queues[kHotCompletionQueues];
+  Work work[kWorkers];
+  Region cache[kWorkers][kCachedRegions];
+  std::uint64_t request[kWorkers];  ///< for a key, see Mailbox::wanted; 0: none
+  std::uint64_t failures[kWorkers];
+  Board board;
+  // Between the manager and the workers.
+  std::uint32_t stop;     ///< number of the halt that the manager wants
+  std::uint32_t stopped;  ///< workers that have halted
+  std::uint32_t go;       ///< number of the halt that is over
+  std::uint32_t quit;     ///< Left, or 0
+  std::uint32_t active;   ///< some worker did something
+  std::uint32_t stalled;
+  std::uint32_t inboxes;  ///< counts requests of peers
+  std::uint32_t queue_count;
+};
+static_assert(sizeof(Block) <= 227 * 1024);
+
+template <class T>
+__device__ T volatile_load(const T& word) {
+  return *const_cast<const volatile T*>(&word);
+}
+template <class T>
+__device__ void volatile_store(T& word, T value) {
+  *const_cast<volatile T*>(&word) = value;
+}
+
+__device__ inline QueuePair& queue_pair(Block& block, Tables& tables, std::uint32_t index) {
+  return index < kHotQueuePairs ? block.queue_pairs[index] : tables.queue_pairs[index];
+}
+__device__ inline CompletionQueue& completion_queue(Block& block, Tables& tables,
+                                                    std::uint32_t index) {
+  return index < kHotCompletionQueues ? block.completion_queues[index]
+                                      : tables.completion_queues[index];
+}
+
+/// Takes one chunk of the copy on the board, if there is one. By a whole warp. @return whether it did
+__device__ inline bool help(Board& board, unsigned lane) {
+  const auto open = [](std::uint64_t word) {
+    return static_cast<std::uint32_t>(word) < static_cast<std::uint32_t>(word >> 32);
+  };
+  std::uint64_t mine = 0;
+  if (lane == 0 && open(volatile_load(board.next))) {
+    mine = atomicAdd(reinterpret_cast<unsigned long long*>(&board.next), 1ull);
+    __threadfence_block();  // what describes the copy was written before
+  }
+  mine = __shfl_sync(0xffffffffu, mine, 0);
+  if (!open(mine)) return false;
+  const auto chunk = static_cast<std::uint32_t>(mine);
+  const std::uint64_t start = chunk * kChunk;
+  const std::uint64_t total = volatile_load(board.bytes);
+  const std::uint64_t bytes = total - start < kChunk ? total - start : kChunk;
+  copy(volatile_load(board.to) + start, volatile_load(board.from) + start, bytes, lane, 32);
+  __syncwarp();
+  if (lane == 0) {
+    __threadfence_block();  // meets the owner's fence: its completion covers our stores
+    atomicAdd(&board.done, 1u);
+  }
+  return true;
+}
+
+/// Copies with whoever is free. By a whole warp; complete when it returns.
+__device__ inline void copy_together(Board& board, unsigned lane, const CopyPiece& piece) {
+  if (piece.bytes <= kTogether) {
+    copy(piece.to, piece.from, piece.bytes, lane, 32);
+    __syncwarp();
+    return;
+  }
+  for (;;) {
+    std::uint32_t busy = 0;
+    if (lane == 0) busy = atomicCAS(&board.taken, 0u, 1u);
+    if (__shfl_sync(0xffffffffu, busy, 0) == 0) break;
+    help(board, lane);
+  }
+  const auto chunks = static_cast<std::uint32_t>((piece.bytes + kChunk - 1) / kChunk);
+  if (lane == 0) {
+    volatile_store(board.to, piece.to);
+    volatile_store(board.from, piece.from);
+    volatile_store(board.bytes, piece.bytes);
+    volatile_store(board.done, 0u);
+    __threadfence_block();
+    volatile_store(board.next, std::uint64_t{chunks} << 32);
+  }
+  __syncwarp();
+  while (help(board, lane)) {
+  }
+  if (lane == 0) {
+    while (volatile_load(board.done) != chunks) {
+    }
+    __threadfence_block();
+    atomicExch(&board.taken, 0u);
+  }
+  __syncwarp();
+}
+
+/// The surroundings of QueueMachine, for one lane.
+class GpuEnv {
+ public:
+  using Access = GpuAccess;
+
+  __device__ GpuEnv(Block& block, const Launch& launch, unsigned warp)
+      : block_(block), launch_(launch), warp_(warp) {}
+
+  __device__ std::uint32_t process() const { return launch_.process; }
+  __device__ Work& work(QueuePair&) { return block_.work[warp_]; }
+
+  /// A region of the table by way of this warp's cache. One lane at a time.
+  __device__ const Region* find(std::uint32_t key) {
+    const std::uint32_t slot = key >> 8;
+    if (slot < kFirstRegion || slot >= kMaxRegions) return nullptr;
+    Region& near = block_.cache[warp_][slot % kCachedRegions];
+    if (near.key != key) {
+      const Region& far = launch_.tables->regions[slot];
+      if (far.key != key) return nullptr;
+      near = far;
+    }
+    return &near;
+  }
+  /// Only what the cache has: for many lanes at once.
+  __device__ const Region* near(std::uint32_t key) const {
+    const Region& region = block_.cache[warp_][(key >> 8) % kCachedRegions];
+    return region.key == key && key != 0 ? &region : nullptr;
+  }
+
+  __device__ const Region* local(std::uint32_t key) {
+    const Region* region = find(key);
+    return region != nullptr && region->process == launch_.process ? region : nullptr;
+  }
+  /// A key that the table lacks may be of another process, not yet mapped: the host is asked once.
+  __device__ const Region* remote(std::uint32_t key, bool& later) {
+    if (const Region* region = find(key)) return region;
+    const std::uint32_t slot = key >> 8;
+    if (slot < kFirstRegion || slot >= kMaxRegions) return nullptr;
+    std::uint64_t& request = block_.request[warp_];
+    later = true;
+    if ((request & 1ull << 63) != 0) {  // one is under way
+      if (GpuAccess::load_acquire(&launch_.mailbox->answered[warp_]) != request) return nullptr;
+      const bool ours = static_cast<std::uint32_t>(request) == key;
+      request &= ~(1ull << 63);
+      if (ours) {
+        later = false;
+        return find(key);
+      }
+    }
+    request = ((request >> 32) + 1) << 32 | key | 1ull << 63;
+    store_relaxed<Scope::system>(&launch_.mailbox->wanted[warp_], request);
+    return nullptr;
+  }
+
+  __device__ const PeerFacts& peer(const QueuePair& qp) const { return qp.peer; }
+  __device__ QpSlot& peer_slot(const QueuePair& qp) const { return *qp.peer_slot; }
+  __device__ void ring(QpSlot& slot) const {
+    const std::uint32_t process = GpuAccess::load_relaxed(word(slot.process)) % kMaxProcesses;
+    auto* rings = word(launch_.directory->processes[process].inbox_rings);
+    atomicAdd_system(reinterpret_cast<unsigned long long*>(rings), 1ull);
+  }
+
+  __device__ CompletionQueue* completion_queue(std::uint32_t cqn) const {
+    CompletionQueue& found =
+        gpu::completion_queue(block_, *launch_.tables, completion_queue_slot(cqn));
+    return cqn != 0 && found.cqn == cqn ? &found : nullptr;
+  }
+  __device__ bool post(CompletionQueue& cq, const Completion& completion) const {
+    if (volatile_load(cq.shared) == 0) return post_completion<GpuAccess>(cq, completion);
+    while (atomicCAS(&cq.lock, 0u, 1u) != 0) {
+    }
+    __threadfence_block();
+    const bool good = post_completion<GpuAccess>(cq, completion);
+    __threadfence_block();
+    atomicExch(&cq.lock, 0u);
+    return good;
+  }
+
+  template <class Word, class Update>
+  __device__ Word update(std::byte* at, Update&& next) const {
+    auto* word = reinterpret_cast<Word*>(at);
+    Word old = load_relaxed<Scope::system>(word);
+    for (;;) {
+      const Word seen = GpuAccess::compare_swap(word, old, next(old));
+      if (seen == old) return old;
+      old = seen;
+    }
+  }
+  template <class Word>
+  __device__ Word fetch_add(std::byte* at, Word n) const {
+    return GpuAccess::fetch_add(reinterpret_cast<Word*>(at), n);
+  }
+  template <class Word>
+  __device__ Word compare_swap(std::byte* at, Word expected, Word desired) const {
+    return GpuAccess::compare_swap(reinterpret_cast<Word*>(at), expected, desired);
+  }
+
+  __device__ void set_state(QueuePair& qp, mlx5::QpState state) const {
+    qp.state = state;
+    // Release: who learns of the failure finds its completion entry.
+    GpuAccess::store_release(word(qp.slot->state), state);
+    if (state == mlx5::kError) {
+      publish<Scope::system>(Store{&launch_.mailbox->failures[warp_], ++block_.failures[warp_]});
+    }
+  }
+
+  // --- faults: as class Faults, with counters that all warps share -----------------------------------
+
+  __device__ Fate next_wqe() const {
+    const FaultOptions& f = launch_.faults;
+    if (f.any == 0) return Fate::normal;
+    const std::uint64_t number = count(launch_.tables->wqes);
+    if (number == f.drop) return Fate::dropped;
+    if (number == f.error_at) return Fate::failed;
+    if (number == f.stall) return Fate::stalled;
+    return Fate::normal;
+  }
+  __device__ Nanoseconds delay() const {
+    const Nanoseconds most = launch_.faults.delay;
+    return most == 0 ? 0 : pick(most + 1);
+  }
+  __device__ bool corrupts_write() const {
+    return launch_.faults.corrupt != 0 && count(launch_.tables->writes) == launch_.faults.corrupt;
+  }
+  __device__ std::uint64_t pick(std::uint64_t bound) const {
+    std::uint64_t z = atomicAdd(reinterpret_cast<unsigned long long*>(&launch_.tables->random),
+                                0x9e3779b97f4a7c15ull) +
+                      launch_.faults.seed;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return (z ^ (z >> 31)) % bound;
+  }
+  __device__ bool skips_queue() const { return launch_.faults.reorder != 0 && pick(4) == 0; }
+  __device__ Nanoseconds retry_limit() const { return launch_.faults.retry; }
+  __device__ void stall(Nanoseconds now) const {
+    volatile_store(launch_.tables->stalled_until,
+                   launch_.faults.stall_time == 0 ? ~Nanoseconds{0}
+                                                  : now + launch_.faults.stall_time);
+    __threadfence_block();
+    volatile_store(block_.stalled, 1u);
+  }
+  __device__ bool stalled() const { return volatile_load(block_.stalled) != 0; }
+
+  __device__ void failed(const QueuePair&, const Control&, mlx5::Syndrome) const {}
+  __device__ void overran(const QueuePair&) const {}
+
+ private:
+  static __device__ std::uint64_t count(std::uint64_t& counter) {
+    return atomicAdd(reinterpret_cast<unsigned long long*>(&counter), 1ull) + 1;
+  }
+
+  Block& block_;
+  const Launch& launch_;
+  unsigned warp_;
+};
+
+}  // namespace marrow::softnic::gpu
