@@ -154,9 +154,9 @@ Current::~Current() {
   check_quietly(driver().context_pop(&popped), "restoring the current context");
 }
 
-Stream::Stream(std::shared_ptr<Context> context) : context_(std::move(context)) {
+Stream::Stream(std::shared_ptr<Context> context, int priority) : context_(std::move(context)) {
   const Current current(*context_);
-  check(driver().stream_create(&handle_, kStreamNonBlocking),
+  check(driver().stream_create_with_priority(&handle_, kStreamNonBlocking, priority),
         base::cat("creating a stream on GPU ", context_->device()));
 }
 

@@ -81,7 +81,8 @@ class Current {
 /// beside spinning kernels.
 class Stream {
  public:
-  explicit Stream(std::shared_ptr<Context> context);
+  /// @param priority  0 normal; below: its blocks are placed first (clamped to what the GPU has)
+  explicit Stream(std::shared_ptr<Context> context, int priority = 0);
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;

@@ -160,7 +160,7 @@ inline constexpr int kMemoryTypeDevice = 2;
   X(host_device_pointer, "cuMemHostGetDevicePointer_v2", (DevicePointer*, void*, unsigned))        \
   X(memset_d8_async, "cuMemsetD8Async", (DevicePointer, unsigned char, std::size_t, StreamHandle)) \
   X(copy_async, "cuMemcpyAsync", (DevicePointer, DevicePointer, std::size_t, StreamHandle))        \
-  X(stream_create, "cuStreamCreate", (StreamHandle*, unsigned))                                    \
+  X(stream_create_with_priority, "cuStreamCreateWithPriority", (StreamHandle*, unsigned, int))     \
   X(stream_destroy, "cuStreamDestroy_v2", (StreamHandle))                                          \
   X(stream_synchronize, "cuStreamSynchronize", (StreamHandle))                                     \
   X(stream_query, "cuStreamQuery", (StreamHandle))                                                 \

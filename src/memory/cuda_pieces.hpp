@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owners of the three ways GPU-visible memory comes about: a VMM mapping, an opened legacy IPC
-// handle, a registration of host pages. Each frees itself with its context current.
+// Host pages registered with CUDA, and what can be found out about memory of others. (VMM and IPC mappings:
+// cuda/mappings.hpp.)
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 
 #include "base/fd.hpp"
 #include "cuda/driver.hpp"
+#include "cuda/mappings.hpp"
 #include "marrow/marrow.hpp"
 
 namespace marrow::memory {
@@ -18,63 +19,9 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t to) {
 }
 std::uint64_t page_size();
 
-/// Physical GPU memory mapped at an address of this process, readable and writable by one GPU.
-class VmmMapping {
- public:
-  VmmMapping() = default;
-  /// New memory on the context's GPU, with a descriptor. Size rounded up to the GPU's granularity.
-  static VmmMapping create(std::shared_ptr<cuda::Context> context, std::uint64_t bytes);
-  /// Another process's memory by its descriptor (of whatever GPU); at least `bytes` of it.
-  static VmmMapping import(std::shared_ptr<cuda::Context> context, int fd, std::uint64_t bytes);
-  VmmMapping(VmmMapping&& other) noexcept { swap(other); }
-  VmmMapping& operator=(VmmMapping&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-  ~VmmMapping();
-
-  cuda::DevicePointer address() const { return address_; }
-  std::uint64_t bytes() const { return bytes_; }
-  int fd() const { return fd_.get(); }
-
- private:
-  void swap(VmmMapping& other) noexcept {
-    std::swap(context_, other.context_);
-    std::swap(fd_, other.fd_);
-    std::swap(handle_, other.handle_);
-    std::swap(address_, other.address_);
-    std::swap(bytes_, other.bytes_);
-    std::swap(mapped_, other.mapped_);
-  }
-  void map_at_new_address(std::uint64_t granularity);
-
-  std::shared_ptr<cuda::Context> context_;
-  base::Fd fd_;
-  cuda::AllocationHandle handle_ = 0;
-  cuda::DevicePointer address_ = 0;
-  std::uint64_t bytes_ = 0;
-  bool mapped_ = false;
-};
-
-/// Another process's cudaMalloc memory.
-class IpcMapping {
- public:
-  IpcMapping() = default;
-  IpcMapping(std::shared_ptr<cuda::Context> context, const std::uint8_t (&handle)[64]);
-  IpcMapping(IpcMapping&& other) noexcept
-      : context_(std::move(other.context_)), address_(std::exchange(other.address_, 0)) {}
-  IpcMapping& operator=(IpcMapping&& other) noexcept {
-    std::swap(context_, other.context_);
-    std::swap(address_, other.address_);
-    return *this;
-  }
-  ~IpcMapping();
-  cuda::DevicePointer address() const { return address_; }
-
- private:
-  std::shared_ptr<cuda::Context> context_;
-  cuda::DevicePointer address_ = 0;
-};
+using cuda::enable_peer;
+using cuda::IpcMapping;
+using cuda::VmmMapping;
 
 /// Host pages the GPUs of this process may reach. Whole pages around [pointer, pointer + bytes).
 class HostRegistration {
@@ -112,9 +59,5 @@ PointerFacts pointer_facts(const cuda::Context& context, void* pointer, std::uin
 
 /// Descriptor of existing VMM memory.
 base::Fd export_existing(const cuda::Context& context, void* pointer);
-
-/// Lets kernels of `context` reach memory of GPU `owner` in this process.
-/// @throws Error(unsupported) naming both GPUs when they have no peer access
-void enable_peer(const cuda::Context& context, int owner, cuda::DevicePointer address);
 
 }  // namespace marrow::memory

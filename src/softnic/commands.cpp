@@ -96,11 +96,18 @@ std::unique_ptr<CqObject> create_cq_object(Context& context, const std::uint8_t*
   cq.collapsed = get(c, cqc::collapsed) == 1;
   cq.overrun_ignored = get(c, cqc::overrun_ignore) == 1;
   cq.produced = cq.good = context.job->options().start_index;
-  cq.cqn = context.job->next_number();
+  object->engine = context.engine;
+  cq.cqn = context.engine != nullptr ? context.engine->next_completion_queue()
+                                     : context.job->next_number();
+  require(cq.cqn != 0, kStatusNoResources, "the GPU engine has no free completion queue left");
   ++object->ring->users;
   ++object->record->users;
   context.cqs[cq.cqn] = object.get();
-  context.job->engine().add(cq);
+  if (context.engine != nullptr) {
+    context.engine->add(cq);
+  } else {
+    context.job->engine().add(cq);
+  }
   set(out, reply::object, cq.cqn);
   return object;
 }
@@ -183,12 +190,24 @@ std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t*
   qp.start = start;
   reset_progress(qp);
   qp.work = &qp.own_work;
+  GpuEngine* const gpu = context.engine;
+  require(object->uar->engine == gpu, kStatusBadParameter,
+          "QP: the UAR page is of another engine than the queue pair");
+  if (gpu != nullptr) {
+    try {
+      gpu->add(qp);
+    } catch (...) {
+      qp.slot->qpn.store(0, std::memory_order_release);
+      throw;
+    }
+  } else {
+    context.job->engine().add(qp);
+  }
   ++object->rings->users;
   if (object->record != nullptr) ++object->record->users;
   ++object->uar->users;
   ++qp.send_cq->users;
   ++qp.receive_cq->users;
-  context.job->engine().add(qp);
   set(out, reply::object, qp.qpn);
   return object;
 }
@@ -248,26 +267,8 @@ void rtr_to_rts(HostQueuePair& qp, const std::uint8_t* c) {
   }
 }
 
-}  // namespace
-
-std::unique_ptr<verbs::mlx5dv_devx_obj> create_object(Context& context, const std::uint8_t* in,
-                                                      std::size_t in_bytes, std::uint8_t* out,
-                                                      std::size_t out_bytes) {
-  need_bytes(out_bytes, reply::kHeaderBytes, kStatusBadOutputLength);
-  switch (get(in, command::opcode)) {
-    case kCreateCq: return create_cq_object(context, in, in_bytes, out);
-    case kCreateQp: return create_qp_object(context, in, in_bytes, out);
-    default:
-      refuse(kStatusBadOpcode, cat("command ", get(in, command::opcode), " creates nothing here"));
-  }
-}
-
-void modify_object(verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, std::size_t in_bytes) {
-  auto* qp_object = dynamic_cast<QpObject*>(&object);
-  require(qp_object != nullptr, kStatusBadOpcode, "a completion queue cannot be modified");
-  HostQueuePair& qp = qp_object->qp;
-  require(get(in, command::object) == qp.qpn, kStatusBadResource,
-          "the command's QPN is not the object's");
+void modify_queue_pair(HostQueuePair& qp, const std::uint8_t* in, std::size_t in_bytes,
+                       QueueChange& change) {
   const auto opcode = static_cast<Command>(get(in, command::opcode));
   if (opcode == kToErr) return Engine::set_state(qp, kError);
   if (opcode == kToRst) {
@@ -280,7 +281,11 @@ void modify_object(verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, std::
     // is ours: emptied, so that a doorbell equal to the last one is noticed.
     qp.last_record = mlx5::record_word(qp.start);
     qp.last_doorbell = 0;
-    std::atomic_ref<std::uint64_t>(*qp.doorbell).store(0, std::memory_order_relaxed);
+    if (qp.gpu != nullptr) {
+      change.flags = gpu::kClearCell;
+    } else {
+      std::atomic_ref<std::uint64_t>(*qp.doorbell).store(0, std::memory_order_relaxed);
+    }
     return;
   }
   need_bytes(in_bytes, modify_qp::kContext + qpc::kBytes, kStatusBadInputLength);
@@ -310,17 +315,43 @@ void modify_object(verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, std::
   }
 }
 
+}  // namespace
+
+std::unique_ptr<verbs::mlx5dv_devx_obj> create_object(Context& context, const std::uint8_t* in,
+                                                      std::size_t in_bytes, std::uint8_t* out,
+                                                      std::size_t out_bytes) {
+  need_bytes(out_bytes, reply::kHeaderBytes, kStatusBadOutputLength);
+  switch (get(in, command::opcode)) {
+    case kCreateCq: return create_cq_object(context, in, in_bytes, out);
+    case kCreateQp: return create_qp_object(context, in, in_bytes, out);
+    default:
+      refuse(kStatusBadOpcode, cat("command ", get(in, command::opcode), " creates nothing here"));
+  }
+}
+
+void modify_object(verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, std::size_t in_bytes) {
+  auto* qp_object = dynamic_cast<QpObject*>(&object);
+  require(qp_object != nullptr, kStatusBadOpcode, "a completion queue cannot be modified");
+  HostQueuePair& qp = qp_object->qp;
+  require(get(in, command::object) == qp.qpn, kStatusBadResource,
+          "the command's QPN is not the object's");
+  QueueChange change(qp);
+  modify_queue_pair(qp, in, in_bytes, change);
+  change.finish();
+}
+
 void query_object(const verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, std::uint8_t* out,
                   std::size_t out_bytes) {
   const auto* qp_object = dynamic_cast<const QpObject*>(&object);
   require(qp_object != nullptr && get(in, command::opcode) == kQueryQp, kStatusBadOpcode,
           "only QUERY_QP of a queue pair is supported");
-  const HostQueuePair& qp = qp_object->qp;
-  require(get(in, command::object) == qp.qpn, kStatusBadResource,
+  const HostQueuePair& known = qp_object->qp;
+  require(get(in, command::object) == known.qpn, kStatusBadResource,
           "the command's QPN is not the object's");
   need_bytes(out_bytes, query_qp::kContext + qpc::kBytes, kStatusBadOutputLength);
   std::uint8_t* c = out + query_qp::kContext;
-  std::memcpy(c, qp.context, qpc::kBytes);
+  std::memcpy(c, known.context, qpc::kBytes);
+  const QueuePair qp = known.gpu != nullptr ? known.gpu->look_at(known) : QueuePair(known);
   set(c, qpc::state, qp.state);
   set(c, qpc::hw_sq_index, qp.consumer);
   set(c, qpc::sw_sq_index, qp.producer);
@@ -353,12 +384,20 @@ void detach_object(verbs::mlx5dv_devx_obj& object) {
   Context& context = *object.owner;
   if (auto* cq = dynamic_cast<CqObject*>(&object)) {
     require(cq->cq.users == 0, kStatusResourceBusy, "the completion queue has queue pairs");
-    context.job->engine().remove(cq->cq);
+    if (cq->engine != nullptr) {
+      cq->engine->remove(cq->cq);
+    } else {
+      context.job->engine().remove(cq->cq);
+    }
     context.cqs.erase(cq->cq.cqn);
     --cq->ring->users;
     --cq->record->users;
   } else if (auto* qp = dynamic_cast<QpObject*>(&object)) {
-    context.job->engine().remove(qp->qp);
+    if (qp->qp.gpu != nullptr) {
+      qp->qp.gpu->remove(qp->qp);
+    } else {
+      context.job->engine().remove(qp->qp);
+    }
     Engine::set_state(qp->qp, kReset);
     qp->qp.slot->qpn.store(0, std::memory_order_release);
     --qp->rings->users;

@@ -318,4 +318,23 @@ base::Fd Directory::open_descriptor_of(std::uint32_t index, int fd) const {
   return base::Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
 }
 
+PeerFacts peer_facts(Directory& directory, const QueuePair& qp) {
+  PeerFacts facts;
+  QpSlot& slot = directory.qp_slot(qp.remote_qpn);
+  if (slot.qpn.load(std::memory_order_acquire) != qp.remote_qpn) return facts;
+  facts.process = slot.process.load(std::memory_order_relaxed);
+  if (!directory.alive(facts.process)) {
+    facts.answer = PeerFacts::gone;
+    return facts;
+  }
+  facts.pd = slot.pd.load(std::memory_order_relaxed);
+  facts.access = slot.access.load(std::memory_order_relaxed);
+  const std::uint32_t state = slot.state.load(std::memory_order_acquire);
+  const bool connected = (state == mlx5::kReadyToReceive || state == mlx5::kReadyToSend) &&
+                         slot.remote_qpn.load(std::memory_order_relaxed) == qp.qpn &&
+                         qp.remote_lid == facts.process + 1;
+  facts.answer = connected ? PeerFacts::connected : PeerFacts::not_connected;
+  return facts;
+}
+
 }  // namespace marrow::softnic

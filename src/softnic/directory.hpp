@@ -13,6 +13,7 @@
 
 #include "base/fd.hpp"
 #include "base/mapping.hpp"
+#include "softnic/queues.hpp"
 #include "softnic/shared_layout.hpp"
 
 namespace marrow::softnic {
@@ -67,6 +68,9 @@ class Directory {
   };
   std::vector<Liveness> liveness_;
 };
+
+/// What the directory says of the queue pair that `qp` is connected to.
+PeerFacts peer_facts(Directory& directory, const QueuePair& qp);
 
 /// Holds a robust process-shared mutex; a dead owner's lock is taken over.
 class SharedLock {

@@ -292,6 +292,37 @@ int withdraw_memory(ibv_context* context, void* addr) {
   return of(context).job->regions().withdraw(static_cast<std::byte*>(addr));
 }
 
+/// Kernels of this GPU will use the context. @return null, or why its memory cannot be used
+const char* accept_gpu(ibv_context* raw, int gpu) {
+  Context& context = of(raw);
+  Lock lock(context.job->engine());
+  context.gpu = gpu;
+  std::string why;
+  if (!GpuEngine::possible(context.job->options(), &why)) {
+    failed(EOPNOTSUPP, why);
+    return last_error();
+  }
+  context.job->regions().expect_gpu_memory();
+  return nullptr;
+}
+
+int choose_engine(ibv_context* raw, int gpu_memory) {
+  return guarded(-1, [&] {
+    Context& context = of(raw);
+    Lock lock(context.job->engine());
+    const Options& options = context.job->options();
+    if (context.gpu < 0 || !GpuEngine::possible(options, nullptr)) return 0;
+    if (options.engine == EngineChoice::automatic && gpu_memory == 0) return 0;
+    context.engine = &context.job->gpu_engine(context.gpu);
+    return 1;
+  });
+}
+
+std::uint64_t failures(ibv_context* raw) {
+  const Context& context = of(raw);
+  return context.engine != nullptr ? context.engine->failures() : 0;
+}
+
 const Table& softnic_table() {
   static const Table table = [] {
     Table t;
@@ -315,6 +346,9 @@ const Table& softnic_table() {
     t.open_device_in_job = open_device_in_job;
     t.expose_memory = expose_memory;
     t.withdraw_memory = withdraw_memory;
+    t.accept_gpu = accept_gpu;
+    t.choose_engine = choose_engine;
+    t.failures = failures;
     t.last_error = last_error;
     return t;
   }();

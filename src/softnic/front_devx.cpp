@@ -64,10 +64,30 @@ int devx_umem_dereg(mlx5dv_devx_umem* raw) {
   return 0;
 }
 
+/// A doorbell cell of the GPU engine, in its GPU's memory.
+mlx5dv_devx_uar* gpu_uar(Context& context) {
+  auto uar = std::make_unique<Uar>();
+  std::uint64_t* const cell = context.engine->take_cell();
+  if (cell == nullptr) {
+    failed(ENOMEM, "the GPU engine has no free doorbell cell left");
+    return nullptr;
+  }
+  uar->owner = &context;
+  uar->engine = context.engine;
+  uar->base_addr = uar->reg_addr = cell;
+  uar->page_id = context.job->next_number();
+  uar->mmap_off = 0;
+  uar->comp_mask = 0;
+  Uar* result = uar.get();
+  context.uars[uar->page_id] = std::move(uar);
+  return result;
+}
+
 mlx5dv_devx_uar* devx_alloc_uar(ibv_context* raw, std::uint32_t) {
   return guarded<mlx5dv_devx_uar*>(nullptr, [&]() -> mlx5dv_devx_uar* {
     Context& context = of(raw);
     Lock lock(context.job->engine());
+    if (context.engine != nullptr) return gpu_uar(context);
     UarPage* page = nullptr;
     for (const auto& each : context.pages) {
       if (each->used != ~std::uint64_t{0}) page = each.get();
@@ -102,7 +122,11 @@ void devx_free_uar(mlx5dv_devx_uar* raw) {
     failed(EBUSY, "a queue pair still rings this UAR");
     return;
   }
-  uar->page->used &= ~(std::uint64_t{1} << uar->cell);
+  if (uar->engine != nullptr) {
+    uar->engine->give_cell(static_cast<std::uint64_t*>(uar->reg_addr));
+  } else {
+    uar->page->used &= ~(std::uint64_t{1} << uar->cell);
+  }
   context.uars.erase(uar->page_id);
 }
 
@@ -131,6 +155,8 @@ int run_command(Context& context, const void* in, std::size_t in_bytes, void* ou
     mlx5::set(reply, mlx5::reply::status, refused.status);
     mlx5::set(reply, mlx5::reply::syndrome, 0x50f70000u | refused.status);
     return failed(EREMOTEIO, refused.sentence);
+  } catch (const Error& error) {
+    return failed(code_to_errno(error.code()), error.what());
   } catch (const std::bad_alloc&) {
     return failed(ENOMEM, "softnic ran out of memory");
   }

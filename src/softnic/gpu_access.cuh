@@ -17,9 +17,7 @@ struct GpuAccess {
   static constexpr std::uint64_t kAlone = 16;
   static constexpr std::uint64_t kTurnBytes = std::uint64_t{1} << 20;
 
-  static __device__ std::uint32_t load_acquire(const std::uint32_t* p) {
-    return observe_any(p);
-  }
+  static __device__ std::uint32_t load_acquire(const std::uint32_t* p) { return observe_any(p); }
   static __device__ std::uint64_t load_acquire(const std::uint64_t* p) {
     return observe<Scope::system>(p);
   }
@@ -71,8 +69,8 @@ struct GpuAccess {
 
   /// At most kAlone bytes between memory of users.
   static __device__ void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-    const std::uintptr_t either = reinterpret_cast<std::uintptr_t>(to) |
-                                  reinterpret_cast<std::uintptr_t>(from) | bytes;
+    const std::uintptr_t either =
+        reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) | bytes;
     if ((either & 7) == 0) {
       move<std::uint64_t>(to, from, bytes);
     } else if ((either & 3) == 0) {

@@ -261,9 +261,9 @@ class GpuEnv {
   __device__ bool skips_queue() const { return launch_.faults.reorder != 0 && pick(4) == 0; }
   __device__ Nanoseconds retry_limit() const { return launch_.faults.retry; }
   __device__ void stall(Nanoseconds now) const {
-    volatile_store(launch_.tables->stalled_until,
-                   launch_.faults.stall_time == 0 ? ~Nanoseconds{0}
-                                                  : now + launch_.faults.stall_time);
+    volatile_store(launch_.tables->stalled_until, launch_.faults.stall_time == 0
+                                                      ? ~Nanoseconds{0}
+                                                      : now + launch_.faults.stall_time);
     __threadfence_block();
     volatile_store(block_.stalled, 1u);
   }

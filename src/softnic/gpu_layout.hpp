@@ -37,6 +37,8 @@ enum class Command : std::uint32_t {
 /// Command flags for put_queue_pair.
 inline constexpr std::uint32_t kPrime = 1;      ///< what record and cell hold now is old
 inline constexpr std::uint32_t kClearCell = 2;  ///< empty the cell
+/// For get_queue_pair: it is not served until it is put again.
+inline constexpr std::uint32_t kFreeze = 4;
 
 /// Why the block ended.
 enum class Left : std::uint32_t { asked = 1, idle = 2, heartbeat = 3 };
@@ -52,8 +54,8 @@ struct Mailbox {
   std::uint32_t bytes;
   std::uint64_t address;
   // Block to host.
-  alignas(64) std::uint64_t done;        ///< number of the latest command carried out
-  std::uint64_t left;                    ///< launch number << 8 | Left, when that launch has ended
+  alignas(64) std::uint64_t done;  ///< number of the latest command carried out
+  std::uint64_t left;              ///< launch number << 8 | Left, when that launch has ended
   alignas(64) std::uint64_t failures[kWarps];  ///< queue pairs stopped by an error
   /// A key that a worker needs and the table lacks: request number << 32 | key. The answer is the same
   /// value once the host has entered the key or found that nobody has it.

@@ -29,27 +29,10 @@ class HostEnv {
   }
 
   Work& work(QueuePair& qp) { return *qp.work; }
-  const Region* local(std::uint32_t key) { return regions.local(key); }
-  const Region* remote(std::uint32_t key, bool&) { return regions.remote(key); }
+  const Region* local(std::uint32_t key) { return reachable(regions.local(key)); }
+  const Region* remote(std::uint32_t key, bool&) { return reachable(regions.remote(key)); }
 
-  PeerFacts peer(const QueuePair& qp) {
-    PeerFacts facts;
-    QpSlot& slot = directory.qp_slot(qp.remote_qpn);
-    if (slot.qpn.load(std::memory_order_acquire) != qp.remote_qpn) return facts;
-    facts.process = slot.process.load(std::memory_order_relaxed);
-    if (!directory.alive(facts.process)) {
-      facts.answer = PeerFacts::gone;
-      return facts;
-    }
-    facts.pd = slot.pd.load(std::memory_order_relaxed);
-    facts.access = slot.access.load(std::memory_order_relaxed);
-    const std::uint32_t state = slot.state.load(std::memory_order_acquire);
-    const bool connected = (state == mlx5::kReadyToReceive || state == mlx5::kReadyToSend) &&
-                           slot.remote_qpn.load(std::memory_order_relaxed) == qp.qpn &&
-                           qp.remote_lid == facts.process + 1;
-    facts.answer = connected ? PeerFacts::connected : PeerFacts::not_connected;
-    return facts;
-  }
+  PeerFacts peer(const QueuePair& qp) { return peer_facts(directory, qp); }
   QpSlot& peer_slot(const QueuePair& qp) { return directory.qp_slot(qp.remote_qpn); }
   void ring(QpSlot& slot) {
     directory.shared()
@@ -122,6 +105,10 @@ class HostEnv {
   std::unordered_map<std::uint32_t, CompletionQueue*> completion_queues;
 
  private:
+  static const Region* reachable(const Region* region) {
+    return region == nullptr || region->gpu_memory != 0 ? nullptr : region;
+  }
+
   bool stalled_ = false;
   Nanoseconds stalled_until_ = 0;
 };

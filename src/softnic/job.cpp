@@ -27,4 +27,12 @@ std::shared_ptr<Job> Job::join(const std::string& name, const Options& options) 
   return job;
 }
 
+GpuEngine& Job::gpu_engine(int device) {
+  if (!descriptors_)
+    descriptors_ = std::make_unique<DescriptorServer>(directory_, regions_, engine_);
+  std::unique_ptr<GpuEngine>& found = gpu_engines_[device];
+  if (!found) found = std::make_unique<GpuEngine>(directory_, regions_, engine_, options_, device);
+  return *found;
+}
+
 }  // namespace marrow::softnic

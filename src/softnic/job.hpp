@@ -3,11 +3,14 @@
 // holds it; the engine thread starts with the first and ends with the last.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 
+#include "softnic/descriptor_server.hpp"
 #include "softnic/directory.hpp"
 #include "softnic/engine.hpp"
+#include "softnic/gpu_engine.hpp"
 #include "softnic/options.hpp"
 #include "softnic/regions.hpp"
 
@@ -29,6 +32,8 @@ class Job {
   Directory& directory() { return directory_; }
   Regions& regions() { return regions_; }
   Engine& engine() { return engine_; }
+  /// The engine of one GPU, made if need be. Lock held. @throws Error as GpuEngine
+  GpuEngine& gpu_engine(int device);
   /// Numbers for completion queues, umems and UAR pages, 1..2^24-1, never reused. Lock held.
   std::uint32_t next_number() { return ++numbers_; }
 
@@ -37,7 +42,9 @@ class Job {
   Directory directory_;
   Regions regions_;
   std::uint32_t numbers_ = 0;
-  Engine engine_;  // last: its thread uses all of the above
+  Engine engine_;  // its thread uses all of the above
+  std::unique_ptr<DescriptorServer> descriptors_;
+  std::map<int, std::unique_ptr<GpuEngine>> gpu_engines_;  // last: they use all of the above
 };
 
 }  // namespace marrow::softnic

@@ -12,6 +12,7 @@
 
 #include "base/mapping.hpp"
 #include "marrow/abi/mlx5_prm.h"
+#include "softnic/gpu_engine.hpp"
 #include "softnic/job.hpp"
 #include "softnic/queues.hpp"
 #include "verbs/ibverbs_abi.h"
@@ -50,7 +51,8 @@ struct UarPage {
 
 struct Uar : verbs::mlx5dv_devx_uar {
   Context* owner = nullptr;
-  UarPage* page = nullptr;
+  UarPage* page = nullptr;  ///< null: a cell of the GPU engine
+  GpuEngine* engine = nullptr;
   std::uint32_t cell = 0;
   std::uint32_t users = 0;
 };
@@ -66,6 +68,8 @@ struct Context : verbs::ibv_context {
   std::map<std::uint32_t, std::unique_ptr<Uar>> uars;
   std::vector<std::unique_ptr<UarPage>> pages;
   std::map<std::uint32_t, CqObject*> cqs;
+  int gpu = -1;                 ///< whose kernels use the queues; -1: a CPU's
+  GpuEngine* engine = nullptr;  ///< of queues made from now on; null: the CPU engine
   std::set<verbs::mlx5dv_devx_obj*> objects;
 
   std::uint16_t lid() const { return static_cast<std::uint16_t>(job->directory().self() + 1); }
@@ -92,6 +96,7 @@ struct HostQueuePair : QueuePair {
 
 struct CqObject : verbs::mlx5dv_devx_obj {
   CompletionQueue cq;
+  GpuEngine* engine = nullptr;
   Umem* ring = nullptr;
   Umem* record = nullptr;
 };

@@ -11,7 +11,12 @@
 
 namespace marrow::softnic {
 
+/// Who executes the queues. Automatic: a block on the rank's GPU where windows lie in GPU memory, else a CPU
+/// thread.
+enum class EngineChoice : std::uint8_t { automatic, cpu, gpu };
+
 struct Options {
+  EngineChoice engine = EngineChoice::automatic;  ///< engine=auto|cpu|gpu
   std::uint64_t seed = 1;
   std::string job;                ///< job=NAME: directory used by a plain open_device
   std::uint16_t start_index = 0;  ///< start_index=N: first index of new queues, for wrap tests

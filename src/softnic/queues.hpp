@@ -21,6 +21,8 @@
 
 namespace marrow::softnic {
 
+class GpuEngine;
+
 /// A moment on the engine's clock, or a length of time; 0: none.
 using Nanoseconds = std::uint64_t;
 
@@ -34,8 +36,8 @@ struct Work {
 };
 
 /// What is known of the queue pair at the other end.
-struct PeerFacts {
-  enum Answer : std::uint8_t { connected, not_connected, missing, gone };
+struct alignas(8) PeerFacts {
+  enum Answer : std::uint32_t { connected, not_connected, missing, gone };
   Answer answer = missing;
   std::uint32_t process = 0;
   std::uint32_t pd = 0;
@@ -77,10 +79,12 @@ struct QueuePair {
   const mlx5::DoorbellRecord* record = nullptr;  ///< null without record (send_record_mode 1)
   std::uint64_t* doorbell = nullptr;             ///< this queue's cell of the UAR page
   std::uint32_t user_index = 0;
-  Work* work = nullptr;           ///< CPU engine: this queue's own
-  QpSlot* peer_slot = nullptr;    ///< GPU engine
-  PeerFacts peer;                 ///< GPU engine: kept by its host thread
-  std::uint32_t send_index = 0;   ///< GPU engine: its numbers of the completion queues
+  Work* work = nullptr;          ///< CPU engine: this queue's own
+  QpSlot* peer_slot = nullptr;   ///< GPU engine
+  PeerFacts peer;                ///< GPU engine: kept by its host thread
+  GpuEngine* gpu = nullptr;      ///< null: the CPU engine serves it
+  std::uint32_t gpu_index = 0;   ///< GPU engine: its number of this queue pair
+  std::uint32_t send_index = 0;  ///< GPU engine: its numbers of the completion queues
   std::uint32_t receive_index = 0;
 
   // connection

@@ -17,7 +17,9 @@ struct Region {
   std::uint32_t pd = 0;
   std::uint64_t iova = 0;
   std::uint64_t length = 0;
-  std::byte* base = nullptr;  ///< where iova lies for this engine
+  std::byte* base = nullptr;     ///< where iova lies for this engine
+  std::uint32_t gpu_memory = 0;  ///< 1: no CPU can touch it
+  std::uint32_t reserved = 0;
 
   /// Pointer to [address, address + bytes) of the key's address space, null if not all inside.
   MARROW_HOST_DEVICE std::byte* at(std::uint64_t address, std::uint64_t bytes) const {

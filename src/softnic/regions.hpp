@@ -28,7 +28,32 @@ class Regions {
   /// Makes the key stale everywhere. After the return no engine of this process uses the memory.
   void remove(std::uint32_t key);
 
-  /// Tells which descriptor stands behind memory (verbs::Table::expose_memory). @return 0 or errno
+  /// From now on regions may be GPU memory: add() asks CUDA.
+  void expect_gpu_memory() { gpu_memory_ = true; }
+
+  /// Somebody who keeps tables of his own of what keys mean (the GPU engines).
+  class Watcher {
+   public:
+    virtual ~Watcher() = default;
+    /// A region of this process is new.
+    virtual void entered(const Region& region) = 0;
+    /// The key becomes stale: when this returns, the watcher's engine does not use it any more.
+    virtual void revoked(std::uint32_t key) noexcept = 0;
+  };
+  /// Maps the file that a region of another process lies in. Invalid if it cannot be opened.
+  /// @param start  set: the mapping's first byte in the file
+  base::Mapping map_file(std::uint32_t process, int number, const RegionSlot& slot,
+                         std::uint64_t& start) const;
+
+  /// Tells the watcher of every region of this process that exists or comes.
+  void watch(Watcher& watcher);
+  void unwatch(Watcher& watcher);
+
+  /// Descriptor of the GPU memory that a region of this process lies in; -1 if there is none.
+  int descriptor(std::uint32_t key) const;
+
+  /// Tells which descriptor stands behind memory (verbs::Table::expose_memory). A CUDA descriptor stands
+  /// behind GPU memory. @return 0 or errno
   int expose(std::byte* base, std::uint64_t bytes, int fd, std::uint64_t offset);
   int withdraw(std::byte* base);
 
@@ -46,6 +71,7 @@ class Regions {
     std::uint64_t device;
     std::uint64_t inode;
     base::Fd fd;
+    bool gpu_memory;
   };
   struct Entry : Region {
     base::Mapping mapping;               ///< of another process's region
@@ -53,10 +79,13 @@ class Regions {
   };
   bool current(const Entry& entry) const;
   const Region* map_remote(std::uint32_t key, RegionSlot& slot);
+  static void describe_gpu_memory(RegionSlot& slot, const std::byte* base);
 
   Directory& directory_;
   std::vector<std::unique_ptr<Entry>> entries_;  ///< by slot
   std::map<std::byte*, std::shared_ptr<Exposure>> exposures_;
+  std::vector<Watcher*> watchers_;
+  bool gpu_memory_ = false;
 };
 
 }  // namespace marrow::softnic

@@ -17,7 +17,7 @@
 namespace marrow::softnic {
 
 inline constexpr std::uint64_t kDirectoryMagic = 0x4d41525257534e31ull;  // "MARRWSN1"
-inline constexpr std::uint32_t kDirectoryVersion = 1;
+inline constexpr std::uint32_t kDirectoryVersion = 2;
 inline constexpr std::uint32_t kMaxProcesses = 256;
 /// QPN = generation << 14 | slot; generation 1..1023, so a QPN is never 0 and a stale one is noticed.
 inline constexpr std::uint32_t kQpSlotBits = 14;
@@ -46,6 +46,7 @@ struct ProcessSlot {
   Shared<std::uint64_t> start_time;  ///< with pid: names the process for good, pids are reused
   /// Counts inbox requests, so that the owner's engine looks at inboxes only when there are some.
   alignas(64) Shared<std::uint64_t> inbox_rings;
+  Shared<std::uint64_t> descriptors;  ///< names the socket of its descriptor server, 0: none
 };
 
 /// One request in flight from the one remote QP connected to this one.
@@ -80,7 +81,15 @@ struct alignas(64) RegionSlot {
   Shared<std::uint64_t> length;
   Shared<std::uint64_t> device;  ///< with inode: what fd must turn out to be
   Shared<std::uint64_t> inode;
-  Shared<std::uint64_t> offset;  ///< of the region's first byte in the file
+  Shared<std::uint64_t> offset;  ///< of the region's first byte in the file or allocation
+  /// What the region lies in.
+  enum Kind : std::uint32_t {
+    kFile = 0,       ///< a file that every process can map
+    kGpuMemory = 1,  ///< fd is CUDA's: its owner hands it out (descriptor_server.hpp)
+    kGpuIpc = 2      ///< `ipc` is CUDA's handle
+  };
+  Shared<std::uint32_t> kind;
+  Shared<std::uint64_t> ipc[8];
 };
 
 struct SharedDirectory {

@@ -88,6 +88,16 @@ struct Table {
                        std::uint64_t offset) = nullptr;
   /// Takes expose_memory back. Regions registered meanwhile stay as they are. @return 0 or errno
   int (*withdraw_memory)(ibv_context* context, void* addr) = nullptr;
+  /// Says that kernels of a GPU will use the context, so that memory registered from now on may be that
+  /// GPU's. @return null, or a sentence why its memory cannot be used
+  const char* (*accept_gpu)(ibv_context* context, int gpu) = nullptr;
+  /// Chooses who executes the queues and doorbell registers that the context makes from now on: a block on
+  /// its GPU, whose queues and registers lie in GPU memory, or a CPU thread.
+  /// @param gpu_memory  1: registered memory is GPU memory somewhere in the job
+  /// @return 1: the GPU, 0: the CPU, -1: failed (errno)
+  int (*choose_engine)(ibv_context* context, int gpu_memory) = nullptr;
+  /// How many of the context's queue pairs an error has stopped so far; for queues that no CPU can look at.
+  std::uint64_t (*failures)(ibv_context* context) = nullptr;
   /// A sentence about the last failure on this thread, "" if none.
   const char* (*last_error)() = nullptr;
 

@@ -78,7 +78,8 @@ __device__ Small small_write(GpuEnv& env, QueuePair& qp, std::uint16_t index) {
     return std::uint64_t{from_big32(high)} << 32 | from_big32(low);
   };
   std::byte* to = remote->at(big64(target.x, target.y), small.bytes);
-  if (to == nullptr || (reinterpret_cast<std::uintptr_t>(to) & (small.bytes - 1)) != 0) return small;
+  if (to == nullptr || (reinterpret_cast<std::uintptr_t>(to) & (small.bytes - 1)) != 0)
+    return small;
   if ((count & mlx5::kInlineFlag) != 0) {
     small.value = data.y | std::uint64_t{data.z} << 32;
   } else {
@@ -217,8 +218,8 @@ class Worker {
       if (turn == Turn::more) break;
       ++turns;
       if (turn == Turn::copy) {
-        piece.to = reinterpret_cast<std::byte*>(
-            from_lane(reinterpret_cast<std::uint64_t>(piece.to), 0));
+        piece.to =
+            reinterpret_cast<std::byte*>(from_lane(reinterpret_cast<std::uint64_t>(piece.to), 0));
         piece.from = reinterpret_cast<const std::byte*>(
             from_lane(reinterpret_cast<std::uint64_t>(piece.from), 0));
         piece.bytes = from_lane(piece.bytes, 0);
@@ -255,14 +256,14 @@ class Worker {
     if (mine && small.to != nullptr) {
       if (small.bytes == 8) {
         if (small.from != nullptr) {
-          small.value = load_relaxed<Scope::system>(
-              reinterpret_cast<const std::uint64_t*>(small.from));
+          small.value =
+              load_relaxed<Scope::system>(reinterpret_cast<const std::uint64_t*>(small.from));
         }
         store_relaxed<Scope::system>(reinterpret_cast<std::uint64_t*>(small.to), small.value);
       } else {
         if (small.from != nullptr) {
-          small.value = load_relaxed<Scope::system>(
-              reinterpret_cast<const std::uint32_t*>(small.from));
+          small.value =
+              load_relaxed<Scope::system>(reinterpret_cast<const std::uint32_t*>(small.from));
         }
         store_relaxed<Scope::system>(reinterpret_cast<std::uint32_t*>(small.to),
                                      static_cast<std::uint32_t>(small.value));
@@ -294,8 +295,8 @@ class Worker {
       const std::uint32_t number = cq.produced + __popc(all & ((1u << lane_) - 1));
       // A collapsed queue's one entry tells of the last.
       const bool writes = completes && (!cq.collapsed || (all >> lane_) == 1);
-      auto* entry = reinterpret_cast<std::uint32_t*>(
-          &cq.ring[cq.collapsed ? 0 : number & (cq.entries - 1)]);
+      auto* entry =
+          reinterpret_cast<std::uint32_t*>(&cq.ring[cq.collapsed ? 0 : number & (cq.entries - 1)]);
       const std::uint32_t owner = cq.collapsed ? 0u : ((number & cq.entries) != 0 ? 1u : 0u);
       if (writes) {
         GpuAccess::store_body(entry, mlx5::to_big32(qp.user_index), 0, 0, 0,
@@ -304,9 +305,9 @@ class Worker {
       __syncwarp();  // every lane's release covers the WRITEs of the lanes before it
       if (writes) {
         const auto index = static_cast<std::uint16_t>(qp.consumer + lane_);
-        GpuAccess::store_completion(
-            entry + 15, mlx5::to_big32(std::uint32_t{index} << 16 |
-                                       std::uint32_t{mlx5::kRequester} << 4 | owner));
+        GpuAccess::store_completion(entry + 15,
+                                    mlx5::to_big32(std::uint32_t{index} << 16 |
+                                                   std::uint32_t{mlx5::kRequester} << 4 | owner));
       }
     }
     __syncwarp();
@@ -445,8 +446,8 @@ class Manager {
 
   __device__ void carry_out() {
     const Mailbox& box = *launch_.mailbox;
-    const auto kind = static_cast<Command>(load_relaxed<Scope::system>(
-        reinterpret_cast<const std::uint32_t*>(&box.kind)));
+    const auto kind = static_cast<Command>(
+        load_relaxed<Scope::system>(reinterpret_cast<const std::uint32_t*>(&box.kind)));
     const std::uint32_t index = load_relaxed<Scope::system>(&box.index);
     const std::uint32_t flags = load_relaxed<Scope::system>(&box.flags);
     const std::uint32_t bytes = load_relaxed<Scope::system>(&box.bytes);
@@ -462,6 +463,8 @@ class Manager {
       }
       case Command::get_queue_pair:
         words_to_host(&queue_pair(block_, tables, index), sizeof(QueuePair));
+        if (lane_ == 0 && (flags & kFreeze) != 0)
+          queue_pair(block_, tables, index).state = mlx5::kReset;
         return;
       case Command::put_completion_queue:
         words_from_host(&completion_queue(block_, tables, index), sizeof(CompletionQueue));
@@ -543,6 +546,8 @@ __global__ void __launch_bounds__(kThreads, 1) engine_block(const __grid_constan
 }
 
 }  // namespace
+
+bool has_block() { return true; }
 
 int prepare_block() {
   cudaFuncAttributes attributes{};

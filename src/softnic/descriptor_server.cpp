@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "softnic/descriptor_server.hpp"
+
+#include <poll.h>
+
+#include <cstring>
+#include <span>
+#include <string>
+
+#include "base/log.hpp"
+#include "base/random.hpp"
+#include "base/text.hpp"
+#include "base/unix_fds.hpp"
+#include "marrow/error.hpp"
+
+namespace marrow::softnic {
+namespace {
+
+constexpr auto kTime = std::chrono::seconds(2);
+
+std::string socket_name(std::uint64_t number) { return base::cat("marrow-softnic-", number); }
+
+}  // namespace
+
+DescriptorServer::DescriptorServer(Directory& directory, Regions& regions, Engine& lock)
+    : directory_(directory), regions_(regions), lock_(lock) {
+  const std::uint64_t number = base::random_u64() | 1;
+  listener_ = base::unix_listen(socket_name(number));
+  thread_ = std::thread([this] { serve(); });
+  directory_.shared().processes[directory_.self()].descriptors.store(number,
+                                                                     std::memory_order_release);
+}
+
+DescriptorServer::~DescriptorServer() {
+  directory_.shared().processes[directory_.self()].descriptors.store(0, std::memory_order_release);
+  stop_.store(true);
+  thread_.join();
+}
+
+void DescriptorServer::serve() {
+  while (!stop_.load(std::memory_order_relaxed)) {
+    pollfd waiting{listener_.get(), POLLIN, 0};
+    if (::poll(&waiting, 1, 100) <= 0) continue;
+    try {
+      const base::Fd connection = base::unix_accept(listener_.get(), base::Deadline::after(kTime));
+      const base::FdMessage asked =
+          base::receive_fds(connection.get(), base::Deadline::after(kTime));
+      std::uint32_t key = 0;
+      if (asked.payload.size() != sizeof key) continue;
+      std::memcpy(&key, asked.payload.data(), sizeof key);
+      base::Fd copy;
+      {
+        Engine::ControlLock lock(lock_);
+        const int fd = regions_.descriptor(key);
+        if (fd >= 0) copy = base::Fd::dup_of(fd);
+      }
+      const int fd = copy.get();
+      base::send_fds(connection.get(), std::span<const int>(&fd, copy ? 1 : 0),
+                     std::as_bytes(std::span(&key, 1)), base::Deadline::after(kTime));
+    } catch (const Error& error) {
+      MARROW_INFO(softnic, "handing out a descriptor: ", error.what());
+    }
+  }
+}
+
+base::Fd fetch_descriptor(Directory& directory, std::uint32_t process, std::uint32_t key) {
+  const std::uint64_t number =
+      directory.shared().processes[process].descriptors.load(std::memory_order_acquire);
+  if (number == 0) {
+    throw Error(Code::peer_failed,
+                base::cat("process slot ", process, " hands out no descriptors of GPU memory."),
+                "every rank must use softnic's GPU engine");
+  }
+  const base::Fd connection = base::unix_connect(socket_name(number), base::Deadline::after(kTime));
+  base::send_fds(connection.get(), {}, std::as_bytes(std::span(&key, 1)),
+                 base::Deadline::after(kTime));
+  base::FdMessage reply = base::receive_fds(connection.get(), base::Deadline::after(kTime));
+  if (reply.fds.empty()) {
+    throw Error(Code::network, base::cat("key ", key, " has no descriptor in its process."));
+  }
+  return std::move(reply.fds[0]);
+}
+
+}  // namespace marrow::softnic
