@@ -14,6 +14,11 @@ if(TARGET marrow)
   if(TARGET marrow_cli)
     install(TARGETS marrow_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT command)
   endif()
+  if(TARGET marrow_softnic_mlx5)
+    # In a folder of their own, which no search path has: only who names it gets them.
+    install(TARGETS marrow_softnic_ibverbs marrow_softnic_mlx5
+      LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}/marrow/softnic" NAMELINK_SKIP)
+  endif()
   install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
     FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" PATTERN "*.cuh")
   install(EXPORT marrowTargets NAMESPACE marrow:: DESTINATION ${MARROW_CMAKE_DIR})

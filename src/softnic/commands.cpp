@@ -122,9 +122,39 @@ bool pd_exists(const Context& context, std::uint64_t pdn) {
 void reset_progress(HostQueuePair& qp) {
   qp.producer = qp.consumer = qp.start;
   qp.rq_consumer = 0;
+  qp.own_message.reset();
   qp.stage = QueuePair::Stage::fetch;
   qp.not_before = 0;
   qp.give_up = 0;
+}
+
+void take_doorbells(HostQueuePair& qp, const Uar& uar) {
+  qp.doorbell = static_cast<std::uint64_t*>(uar.reg_addr);
+  qp.blue_flame = uar.blue_flame;
+  if (!uar.blue_flame) return;
+  qp.other_doorbell = reinterpret_cast<std::uint64_t*>(static_cast<std::byte*>(uar.reg_addr) +
+                                                       (1u << mlx5::kLogBlueFlameBytes) / 2);
+}
+
+/// Where receives come from: the ring in front of the send ring, a shared one, or nowhere.
+void take_receives(Context& context, HostQueuePair& qp, const std::uint8_t* c) {
+  MessageState& state = qp.own_message;
+  qp.message = &state;
+  state.receives = &state.own;
+  if (get(c, qpc::rq_type) == mlx5::kRqShared) {
+    const auto found = context.shared_receives.find(static_cast<std::uint32_t>(get(c, qpc::srqn)));
+    if (found == context.shared_receives.end()) {
+      refuse(kStatusBadResource, cat("QP: no SRQ ", get(c, qpc::srqn)));
+    }
+    require(found->second.pd == qp.pd, kStatusBadParameter,
+            "QP: the SRQ belongs to another protection domain");
+    state.receives = &found->second;
+    return;
+  }
+  state.own.ring = qp.rq;
+  state.own.record = qp.record == nullptr ? nullptr : &qp.record->receive;
+  state.own.depth = qp.rq_depth;
+  state.own.stride = qp.rq_stride;
 }
 
 std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t* in,
@@ -138,8 +168,8 @@ std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t*
   require(pd_exists(context, get(c, qpc::pd)), kStatusBadResource, "QP: no such PD");
   require(get(in, create_qp::wq_umem_valid) == 1, kStatusBadParameter, "QP: wq_umem_valid is 0");
   const std::uint64_t rq_type = get(c, qpc::rq_type);
-  require(rq_type == mlx5::kRqOwn || rq_type == mlx5::kRqNone, kStatusBadParameter,
-          "QP: rq_type is neither 0 (own) nor 3 (none)");
+  require(rq_type == mlx5::kRqOwn || rq_type == mlx5::kRqShared || rq_type == mlx5::kRqNone,
+          kStatusBadParameter, "QP: rq_type is not 0 (own), 1 (shared) or 3 (none)");
   auto object = std::make_unique<QpObject>();
   object->owner = &context;
   HostQueuePair& qp = object->qp;
@@ -160,14 +190,20 @@ std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t*
   require(reinterpret_cast<std::uintptr_t>(qp.sq) % mlx5::kBlockBytes == 0, kStatusBadParameter,
           "QP: the send ring is not aligned to 64 bytes");
   object->uar = &uar(context, get(c, qpc::uar_page), "QP");
-  qp.doorbell = static_cast<std::uint64_t*>(object->uar->reg_addr);
-  if (get(c, qpc::send_record_mode) == 0) {
+  take_doorbells(qp, *object->uar);
+  if (get(c, qpc::send_record_mode) != 0) {
+    // Without a record the doorbell has a place of its own in the page; the register still counts.
+    qp.other_doorbell = qp.doorbell;
+    qp.doorbell = reinterpret_cast<std::uint64_t*>(static_cast<std::byte*>(object->uar->base_addr) +
+                                                   mlx5::kNoRecordDoorbell);
+  } else {
     require(get(c, qpc::record_umem_valid) == 1, kStatusBadParameter, "QP: dbr_umem_valid is 0");
     object->record = &umem(context, get(c, qpc::record_umem_id), "QP record");
     qp.record = reinterpret_cast<const DoorbellRecord*>(
         inside(*object->record, get(c, qpc::record_address), sizeof(DoorbellRecord),
                sizeof(DoorbellRecord), "QP record"));
   }
+  take_receives(context, qp, c);
   qp.send_cq = &completion_queue(context, get(c, qpc::cqn_send), "QP send").cq;
   qp.receive_cq = &completion_queue(context, get(c, qpc::cqn_receive), "QP receive").cq;
   qp.user_index = static_cast<std::uint32_t>(get(c, qpc::user_index));
@@ -280,11 +316,14 @@ void modify_queue_pair(HostQueuePair& qp, const std::uint8_t* in, std::size_t in
     // The owner starts again at the first index and rewrites the record before it posts. The register
     // is ours: emptied, so that a doorbell equal to the last one is noticed.
     qp.last_record = mlx5::record_word(qp.start);
-    qp.last_doorbell = 0;
+    qp.last_doorbell = qp.last_other_doorbell = 0;
     if (qp.gpu != nullptr) {
       change.flags = gpu::kClearCell;
     } else {
       std::atomic_ref<std::uint64_t>(*qp.doorbell).store(0, std::memory_order_relaxed);
+      if (qp.other_doorbell != nullptr) {
+        std::atomic_ref<std::uint64_t>(*qp.other_doorbell).store(0, std::memory_order_relaxed);
+      }
     }
     return;
   }
@@ -355,7 +394,7 @@ void query_object(const verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, 
   set(c, qpc::state, qp.state);
   set(c, qpc::hw_sq_index, qp.consumer);
   set(c, qpc::sw_sq_index, qp.producer);
-  set(c, qpc::hw_rq_index, qp.rq_consumer);
+  set(c, qpc::hw_rq_index, qp.message->receives->consumer);
 }
 
 void general_command(const Context& context, const std::uint8_t* in, std::uint8_t* out,
@@ -378,6 +417,8 @@ void general_command(const Context& context, const std::uint8_t* in, std::uint8_
   set(c, hca_cap::cq_overrun_ignore, 1);
   set(c, hca_cap::cross_channel, 1);
   set(c, hca_cap::reliable_connected, 1);
+  set(c, hca_cap::blue_flame, 1);
+  set(c, hca_cap::log_bf_register_size, mlx5::kLogBlueFlameBytes);
 }
 
 void detach_object(verbs::mlx5dv_devx_obj& object) {
@@ -397,6 +438,7 @@ void detach_object(verbs::mlx5dv_devx_obj& object) {
       qp->qp.gpu->remove(qp->qp);
     } else {
       context.job->engine().remove(qp->qp);
+      context.job->engine().forget_messages(qp->qp);
     }
     Engine::set_state(qp->qp, kReset);
     qp->qp.slot->qpn.store(0, std::memory_order_release);

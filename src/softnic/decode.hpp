@@ -217,6 +217,8 @@ MARROW_HOST_DEVICE mlx5::Syndrome decode(const std::uint8_t* wqe, const Control&
     case kWriteImmediate:
       if (!take_remote(segments, op)) return kLocalQpOperationError;
       return take_payload(segments, op);
+    case kSend:
+    case kSendImmediate: return take_payload(segments, op);
     case kRead:
       if (!take_remote(segments, op)) return kLocalQpOperationError;
       if (segments.left() > 2) return kLocalQpOperationError;
@@ -240,7 +242,7 @@ MARROW_HOST_DEVICE mlx5::Syndrome decode(const std::uint8_t* wqe, const Control&
         return kLocalQpOperationError;
       }
       return take_payload(segments, op);
-    default: return kLocalQpOperationError;  // SEND too: receives are served for WRITE_IMM only
+    default: return kLocalQpOperationError;
   }
 }
 

@@ -22,7 +22,10 @@ Engine::Engine(Directory& directory, Regions& regions, const Options& options)
       regions_(regions),
       env_(directory, regions, options),
       machine_(env_),
-      thread_([this] { work(); }) {}
+      messages_(directory, regions, env_, machine_.executor()) {
+  env_.messages = &messages_;
+  thread_ = std::thread([this] { work(); });
+}
 
 Engine::~Engine() {
   {
@@ -38,6 +41,7 @@ void Engine::add(QueuePair& qp) {
   const Hints hints = load_hints<HostAccess>(qp);
   qp.last_record = hints.record;
   qp.last_doorbell = hints.doorbell;
+  qp.last_other_doorbell = hints.other_doorbell;
   queue_pairs_.push_back(&qp);
   wake_.notify_all();
 }
@@ -96,18 +100,27 @@ bool Engine::pass() {
   const std::uint64_t rung = rings.load(std::memory_order_acquire);
   if (rung != inbox_rings_) {
     inbox_rings_ = rung;
-    for (QueuePair* qp : queue_pairs_) worked |= machine_.serve_inbox(*qp);
+    for (QueuePair* qp : queue_pairs_) worked |= messages_.serve(*qp);
   }
+  answer_armed_queues();
   const auto count = static_cast<std::uint32_t>(queue_pairs_.size());
   const std::uint32_t first =
       env_.options.reorder ? env_.faults.first_queue(count) : turn_++ % count;
   for (std::uint32_t i = 0; i < count && !env_.stalled(); ++i) {
     QueuePair& qp = *queue_pairs_[(first + i) % count];
     if (qp.state != mlx5::kReadyToSend && qp.state != mlx5::kError) continue;
+    if (qp.state == mlx5::kError) worked |= messages_.flush(qp);
     if (env_.faults.skips_queue()) continue;
     worked |= serve(qp, now);
   }
   return worked;
+}
+
+/// A request for an event may come after the entry it asks about.
+void Engine::answer_armed_queues() {
+  for (const auto& [cqn, cq] : env_.completion_queues) {
+    if (cq->events != nullptr) answer_arm(*cq);
+  }
 }
 
 /// One turn of one queue pair. @return true if anything moved

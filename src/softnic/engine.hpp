@@ -13,6 +13,7 @@
 
 #include "softnic/faults.hpp"
 #include "softnic/host_env.hpp"
+#include "softnic/messages.hpp"
 #include "softnic/options.hpp"
 #include "softnic/queue_machine.hpp"
 #include "softnic/queues.hpp"
@@ -31,6 +32,8 @@ class Engine {
   // All of these with the lock held.
   void add(QueuePair& qp);
   void remove(QueuePair& qp);
+  /// Ends what a queue pair has under way with its peer.
+  void forget_messages(QueuePair& qp) { messages_.forget(qp); }
   void add(CompletionQueue& cq) { env_.completion_queues[cq.cqn] = &cq; }
   void remove(CompletionQueue& cq) { env_.completion_queues.erase(cq.cqn); }
   /// Moves a queue pair to a state and tells the other processes.
@@ -59,11 +62,13 @@ class Engine {
   void rest(Nanoseconds idle) const;
   bool pass();
   bool serve(QueuePair& qp, Nanoseconds now);
+  void answer_armed_queues();
 
   Directory& directory_;
   Regions& regions_;
   HostEnv env_;
   QueueMachine<HostEnv> machine_;
+  Messages messages_;
 
   std::mutex mutex_;
   std::condition_variable wake_;

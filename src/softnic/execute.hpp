@@ -115,12 +115,22 @@ class Executor {
     return at;
   }
 
+  /// The atomic operation itself, on a word that was checked. @return the old value
+  MARROW_NIC_CODE std::uint64_t apply(const OperationFields& op, std::byte* at) {
+    return op.atomic_bytes == 8 ? update<std::uint64_t>(op, at) : update<std::uint32_t>(op, at);
+  }
+
  private:
   static MARROW_NIC_CODE Outcome fail(mlx5::Syndrome syndrome, Reason reason) {
     return {Outcome::failed, syndrome, reason};
   }
   static MARROW_NIC_CODE Outcome parked() {
     return {Outcome::parked, mlx5::kNoError, Reason::none};
+  }
+
+  /// True when only the peer's engine can touch the memory, or is about to answer that it did.
+  MARROW_NIC_CODE bool owner_does_it(const QueuePair& qp, const Operation& op) {
+    return qp.stage == QueuePair::Stage::responder || (op.bytes != 0 && env_.asks_owner(op.rkey));
   }
 
   MARROW_NIC_CODE Nanoseconds retry_time(const QueuePair& qp) const {
@@ -145,6 +155,7 @@ class Executor {
     for (std::uint32_t i = 0; i < op.sge_count; ++i) {
       if (local_buffer(qp, op.sges[i], read, outcome) == nullptr) return outcome;
     }
+    if (owner_does_it(qp, op)) return env_.message(qp, op, now);
     PeerFacts facts;
     if (!peer(qp, now, facts, outcome)) return outcome;
     if (op.bytes == 0) return {};  // a message without payload checks no rkey
@@ -194,6 +205,7 @@ class Executor {
     Outcome outcome;
     std::byte* result = local_buffer(qp, op.sges[0], true, outcome);
     if (result == nullptr) return outcome;
+    if (owner_does_it(qp, op)) return env_.message(qp, op, now);
     PeerFacts facts;
     if (!peer(qp, now, facts, outcome)) return outcome;
     if (op.remote_address % op.atomic_bytes != 0) {
@@ -222,7 +234,7 @@ class Executor {
   }
 
   template <class Word>
-  MARROW_NIC_CODE Word update(const Operation& op, std::byte* at) {
+  MARROW_NIC_CODE Word update(const OperationFields& op, std::byte* at) {
     const auto operand = static_cast<Word>(op.operand);
     const auto mask = static_cast<Word>(op.operand_mask);
     const bool swap =

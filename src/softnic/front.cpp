@@ -10,6 +10,7 @@
 #include "base/parameters.hpp"
 #include "marrow/error.hpp"
 #include "softnic/front.hpp"
+#include "softnic/front_verbs.hpp"
 #include "softnic/objects.hpp"
 #include "verbs/table.hpp"
 
@@ -87,6 +88,22 @@ void free_device_list(ibv_device** list) { std::free(list); }
 const char* get_device_name(ibv_device* device) { return device->name; }
 bool is_supported(ibv_device* device) { return device == &the_device(); }
 
+/// What programs reach through the context only.
+void set_context_functions(Context& context) {
+  verbs::ibv_context_ops& ops = context.ops;
+  ops.poll_cq = poll_cq;
+  ops.req_notify_cq = req_notify_cq;
+  ops.post_send = post_send;
+  ops.post_recv = post_recv;
+  ops.post_srq_recv = post_srq_recv;
+  ops.alloc_mw = [](ibv_pd*, int) -> void* {
+    failed(EOPNOTSUPP, "softnic has no memory windows");
+    return nullptr;
+  };
+  ops.bind_mw = [](verbs::ibv_qp*, void*, void*) -> int { return EOPNOTSUPP; };
+  ops.dealloc_mw = [](void*) -> int { return EOPNOTSUPP; };
+}
+
 ibv_context* open_device_in_job(ibv_device* device, const char* job, const char* options_text) {
   return guarded<ibv_context*>(nullptr, [&]() -> ibv_context* {
     const Options options = parse_options(
@@ -99,8 +116,10 @@ ibv_context* open_device_in_job(ibv_device* device, const char* job, const char*
     context->cmd_fd = -1;
     context->async_fd = -1;
     context->num_comp_vectors = 1;
-    ::pthread_mutex_init(&context->mutex, nullptr);
+    set_context_functions(*context);
     context->job = Job::join(name, options);
+    if (!open_events(*context)) return nullptr;
+    ::pthread_mutex_init(&context->mutex, nullptr);
     return context.release();
   });
 }
@@ -131,6 +150,7 @@ int close_device(ibv_context* raw) {
     }
     for (Pd* pd : context->pds) delete pd;
   }
+  close_events(*context);
   ::pthread_mutex_destroy(&context->mutex);
   delete context;  // the last one stops the engine
   return 0;
@@ -152,9 +172,13 @@ int query_device(ibv_context* context, ibv_device_attr* attr) {
   attr->max_cqe = (1 << kLogMaxCq) - 1;
   attr->max_mr = static_cast<int>(kMaxRegions - kFirstRegion);
   attr->max_pd = 1 << 24;
-  attr->max_qp_rd_atom = 16;
-  attr->max_qp_init_rd_atom = 16;
-  attr->max_res_rd_atom = 16 << kQpSlotBits;
+  attr->max_qp_rd_atom = kMostReadsInFlight;
+  attr->max_qp_init_rd_atom = kMostReadsInFlight;
+  attr->max_res_rd_atom = kMostReadsInFlight << kQpSlotBits;
+  attr->max_srq = static_cast<int>(kMaxQueuePairs);
+  attr->max_srq_wr = 1 << (mlx5::kMaxLogQueue - 1);
+  attr->max_srq_sge = 128;
+  attr->max_ah = 1 << 24;
   attr->atomic_cap = of(context).job->options().hca_atomics ? 1 : 2;
   attr->max_pkeys = 1;
   attr->phys_port_cnt = 1;
@@ -343,6 +367,10 @@ const Table& softnic_table() {
     t.reg_dmabuf_mr = reg_dmabuf_mr;
     t.is_supported = is_supported;
     set_devx_functions(t);
+    set_queue_functions(t);
+    set_connection_functions(t);
+    set_shared_receive_functions(t);
+    set_event_functions(t);
     t.open_device_in_job = open_device_in_job;
     t.expose_memory = expose_memory;
     t.withdraw_memory = withdraw_memory;

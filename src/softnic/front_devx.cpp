@@ -6,13 +6,13 @@
 #include <new>
 
 #include "softnic/front.hpp"
+#include "softnic/front_verbs.hpp"
 #include "softnic/objects.hpp"
 
 namespace marrow::softnic {
 namespace {
 
 using verbs::ibv_context;
-using verbs::kObjectPd;
 using verbs::kUmemMaskDmabuf;
 using verbs::mlx5dv_devx_obj;
 using verbs::mlx5dv_devx_uar;
@@ -21,10 +21,48 @@ using verbs::mlx5dv_devx_umem_in;
 using verbs::mlx5dv_obj;
 using Lock = Engine::ControlLock;
 
+void describe(const VerbsQp& qp, verbs::mlx5dv_qp& out) {
+  out.dbrec = &qp.record->receive;
+  out.sq = {qp.sq, qp.depth, mlx5::kBlockBytes};
+  out.rq = {qp.receives.ring, qp.receives.depth, qp.receives.stride};
+  out.bf = {qp.queue.uar->reg_addr, 0};
+  out.comp_mask = 0;
+}
+void describe(const VerbsCq& cq, verbs::mlx5dv_cq& out) {
+  out = {cq.ring(), cq.record(), cq.entries, sizeof(mlx5::Cqe), cq.queue.uar->base_addr, cq.cqn, 0};
+}
+void describe(const VerbsSrq& srq, verbs::mlx5dv_srq& out) {
+  const bool wants_number = (out.comp_mask & 1) != 0;
+  out.buf = srq.receives.ring;
+  out.dbrec = srq.receives.record;
+  out.stride = srq.receives.stride;
+  out.head = 0;
+  out.tail = srq.receives.depth - 1;
+  out.comp_mask = wants_number ? 1 : 0;
+  if (wants_number) out.srqn = srq.srqn;
+}
+
 int init_obj(mlx5dv_obj* object, std::uint64_t type) {
-  if (type != kObjectPd) return failed(EOPNOTSUPP, "init_obj: only protection domains");
-  object->pd.out->pdn = static_cast<const Pd*>(object->pd.in)->pdn;
-  object->pd.out->comp_mask = 0;
+  constexpr std::uint64_t known =
+      verbs::kObjectQp | verbs::kObjectCq | verbs::kObjectSrq | verbs::kObjectAh | verbs::kObjectPd;
+  if ((type & ~known) != 0) return failed(EOPNOTSUPP, "init_obj: QP, CQ, SRQ, AH and PD only");
+  if ((type & verbs::kObjectPd) != 0) {
+    object->pd.out->pdn = static_cast<const Pd*>(object->pd.in)->pdn;
+    object->pd.out->comp_mask = 0;
+  }
+  if ((type & verbs::kObjectQp) != 0) {
+    describe(*static_cast<VerbsQp*>(object->qp.in), *object->qp.out);
+  }
+  if ((type & verbs::kObjectCq) != 0) {
+    describe(*static_cast<VerbsCq*>(object->cq.in), *object->cq.out);
+  }
+  if ((type & verbs::kObjectSrq) != 0) {
+    describe(*static_cast<VerbsSrq*>(object->srq.in), *object->srq.out);
+  }
+  if ((type & verbs::kObjectAh) != 0) {
+    object->ah.out->av = &static_cast<VerbsAh*>(object->ah.in)->vector;
+    object->ah.out->comp_mask = 0;
+  }
   return 0;
 }
 
@@ -83,28 +121,44 @@ mlx5dv_devx_uar* gpu_uar(Context& context) {
   return result;
 }
 
-mlx5dv_devx_uar* devx_alloc_uar(ibv_context* raw, std::uint32_t) {
+/// A page with room. One that is empty again is used like a new one.
+UarPage& page_for(Context& context, bool whole) {
+  for (const auto& each : context.pages) {
+    if (whole ? each->used == 0 : each->used != ~std::uint64_t{0}) return *each;
+  }
+  auto made = std::make_unique<UarPage>();
+  made->memory = base::Mapping::anonymous(UarPage::kBytes);
+  return *context.pages.emplace_back(std::move(made));
+}
+
+mlx5dv_devx_uar* devx_alloc_uar(ibv_context* raw, std::uint32_t flags) {
   return guarded<mlx5dv_devx_uar*>(nullptr, [&]() -> mlx5dv_devx_uar* {
+    if (flags != verbs::kUarBlueFlame && flags != verbs::kUarNonCached &&
+        flags != verbs::kUarNonCachedDedicated) {
+      failed(EOPNOTSUPP, "softnic has BlueFlame (0), non-cached (1) and dedicated (1 << 31) UARs");
+      return nullptr;
+    }
     Context& context = of(raw);
     Lock lock(context.job->engine());
     if (context.engine != nullptr) return gpu_uar(context);
-    UarPage* page = nullptr;
-    for (const auto& each : context.pages) {
-      if (each->used != ~std::uint64_t{0}) page = each.get();
-    }
-    if (page == nullptr) {
-      auto made = std::make_unique<UarPage>();
-      made->memory = base::Mapping::anonymous(UarPage::kBytes);
-      page = context.pages.emplace_back(std::move(made)).get();
-    }
     auto uar = std::make_unique<Uar>();
-    uar->cell = static_cast<std::uint32_t>(__builtin_ctzll(~page->used));
-    page->used |= std::uint64_t{1} << uar->cell;
+    uar->blue_flame = flags == verbs::kUarBlueFlame;
+    UarPage& page = page_for(context, uar->blue_flame);
     uar->owner = &context;
-    uar->page = page;
-    uar->base_addr = page->memory.data();
-    uar->reg_addr = page->memory.as<std::byte>(std::size_t{uar->cell} * UarPage::kCellBytes);
-    std::memset(uar->reg_addr, 0, UarPage::kCellBytes);
+    uar->page = &page;
+    uar->cell = uar->blue_flame ? 0 : static_cast<std::uint32_t>(__builtin_ctzll(~page.used));
+    auto* start = page.memory.as<std::byte>(std::size_t{uar->cell} * UarPage::kStep);
+    uar->base_addr = start;
+    if (uar->blue_flame) {
+      page.used = ~std::uint64_t{0};
+      uar->reg_addr = start + UarPage::kBlueFlameRegister;
+      std::memset(start, 0, UarPage::kBytes);
+    } else {
+      page.used |= std::uint64_t{1} << uar->cell;
+      uar->reg_addr = start + UarPage::kRegister;
+      std::memset(uar->reg_addr, 0, 64);
+      std::memset(start + mlx5::kNoRecordDoorbell, 0, 64);
+    }
     uar->page_id = context.job->next_number();
     uar->mmap_off = 0;
     uar->comp_mask = 0;
@@ -125,7 +179,7 @@ void devx_free_uar(mlx5dv_devx_uar* raw) {
   if (uar->engine != nullptr) {
     uar->engine->give_cell(static_cast<std::uint64_t*>(uar->reg_addr));
   } else {
-    uar->page->used &= ~(std::uint64_t{1} << uar->cell);
+    uar->page->used &= uar->blue_flame ? 0 : ~(std::uint64_t{1} << uar->cell);
   }
   context.uars.erase(uar->page_id);
 }

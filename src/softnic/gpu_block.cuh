@@ -180,6 +180,11 @@ class GpuEnv {
     return nullptr;
   }
 
+  /// Memory that only its owner can touch, and SEND: CPU engines only.
+  __device__ bool asks_owner(std::uint32_t) const { return false; }
+  __device__ Outcome message(QueuePair&, const Operation&, Nanoseconds) const {
+    return {Outcome::failed, mlx5::kLocalQpOperationError, Reason::not_on_this_engine};
+  }
   __device__ const PeerFacts& peer(const QueuePair& qp) const { return qp.peer; }
   __device__ QpSlot& peer_slot(const QueuePair& qp) const { return *qp.peer_slot; }
   __device__ void ring(QpSlot& slot) const {

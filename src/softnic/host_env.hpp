@@ -9,8 +9,10 @@
 
 #include "base/log.hpp"
 #include "softnic/directory.hpp"
+#include "softnic/events.hpp"
 #include "softnic/faults.hpp"
 #include "softnic/host_access.hpp"
+#include "softnic/messages.hpp"
 #include "softnic/queue_machine.hpp"
 #include "softnic/regions.hpp"
 
@@ -33,6 +35,10 @@ class HostEnv {
   const Region* remote(std::uint32_t key, bool&) { return reachable(regions.remote(key)); }
 
   PeerFacts peer(const QueuePair& qp) { return peer_facts(directory, qp); }
+  bool asks_owner(std::uint32_t key) const { return regions.only_owner_reaches(key); }
+  Outcome message(QueuePair& qp, const Operation& op, Nanoseconds time) {
+    return messages->advance(qp, op, time);
+  }
   QpSlot& peer_slot(const QueuePair& qp) { return directory.qp_slot(qp.remote_qpn); }
   void ring(QpSlot& slot) {
     directory.shared()
@@ -45,7 +51,9 @@ class HostEnv {
     return found == completion_queues.end() ? nullptr : found->second;
   }
   static bool post(CompletionQueue& cq, const Completion& completion) {
-    return post_completion<HostAccess>(cq, completion);
+    const bool posted = post_completion<HostAccess>(cq, completion);
+    note_events(cq, completion, posted);
+    return posted;
   }
 
   template <class Word, class Update>
@@ -102,6 +110,7 @@ class HostEnv {
   Regions& regions;
   const Options& options;
   Faults faults;
+  Messages* messages = nullptr;  ///< set by the engine, which owns both
   std::unordered_map<std::uint32_t, CompletionQueue*> completion_queues;
 
  private:

@@ -15,6 +15,7 @@
 #include "softnic/gpu_engine.hpp"
 #include "softnic/job.hpp"
 #include "softnic/queues.hpp"
+#include "softnic/receive.hpp"
 #include "verbs/ibverbs_abi.h"
 
 namespace marrow::softnic {
@@ -40,13 +41,18 @@ struct Umem : verbs::mlx5dv_devx_umem {
   }
 };
 
-/// One page of doorbell cells. A cell is 64 bytes apart from the next, so each queue has a cache line
-/// and room for a BlueFlame copy.
+/// Memory of up to 64 UARs. Each has a start of its own, 128 bytes behind the previous one, so that
+/// base_addr + kNoRecordDoorbell (even cache lines) and reg_addr (odd ones) are its alone. A BlueFlame
+/// UAR has a page to itself.
 struct UarPage {
-  static constexpr std::uint32_t kBytes = 4096;
-  static constexpr std::uint32_t kCellBytes = 64;
+  static constexpr std::uint32_t kStep = 128;
+  static constexpr std::uint32_t kRegister = 0x800 + 64;
+  static constexpr std::uint32_t kBlueFlameRegister = 0x800;
+  static constexpr std::uint32_t kCells = 64;
+  static constexpr std::uint32_t kBytes = 12288;
+  static_assert(kCells * kStep + kRegister <= kBytes && mlx5::kNoRecordDoorbell % kStep == 0);
   base::Mapping memory;
-  std::uint64_t used = 0;  ///< bit i = cell i
+  std::uint64_t used = 0;  ///< bit i = UAR i
 };
 
 struct Uar : verbs::mlx5dv_devx_uar {
@@ -54,6 +60,7 @@ struct Uar : verbs::mlx5dv_devx_uar {
   UarPage* page = nullptr;  ///< null: a cell of the GPU engine
   GpuEngine* engine = nullptr;
   std::uint32_t cell = 0;
+  bool blue_flame = false;
   std::uint32_t users = 0;
 };
 
@@ -68,6 +75,8 @@ struct Context : verbs::ibv_context {
   std::map<std::uint32_t, std::unique_ptr<Uar>> uars;
   std::vector<std::unique_ptr<UarPage>> pages;
   std::map<std::uint32_t, CqObject*> cqs;
+  std::map<std::uint32_t, ReceiveQueue> shared_receives;  ///< by SRQ number
+  int async_write_fd = -1;                                ///< other end of async_fd
   int gpu = -1;                 ///< whose kernels use the queues; -1: a CPU's
   GpuEngine* engine = nullptr;  ///< of queues made from now on; null: the CPU engine
   std::set<verbs::mlx5dv_devx_obj*> objects;
@@ -92,10 +101,12 @@ namespace marrow::softnic {
 struct HostQueuePair : QueuePair {
   std::uint8_t context[mlx5::qpc::kBytes] = {};  ///< as given, for QUERY_QP
   Work own_work;
+  MessageState own_message;
 };
 
 struct CqObject : verbs::mlx5dv_devx_obj {
   CompletionQueue cq;
+  Events events;
   GpuEngine* engine = nullptr;
   Umem* ring = nullptr;
   Umem* record = nullptr;
@@ -129,5 +140,7 @@ void detach_object(verbs::mlx5dv_devx_obj& object);
 /// The event queue number that query_eqn reports and CREATE_CQ wants back.
 inline constexpr std::uint32_t kEventQueue = 4;
 inline constexpr std::uint32_t kLogMaxCq = 22;
+/// READs and atomics in flight, as initiator and as responder.
+inline constexpr int kMostReadsInFlight = 16;
 
 }  // namespace marrow::softnic

@@ -9,6 +9,8 @@
 //   const Region* local(key)    a region of this process, null if there is none
 //   const Region* remote(key, later)   of any process; null and later = true: ask again soon
 //   PeerFacts peer(qp)          the queue pair at the other end
+//   bool asks_owner(key)        only the owner of the region can touch it; Outcome message(qp, op, now): has it do so,
+//                               and SEND; one step a call
 //   QpSlot& peer_slot(qp)       its shared slot, while it is connected;  void ring(slot): tells its owner
 //   CompletionQueue* completion_queue(cqn)     null if there is none
 //   bool post(cq, completion)   post_completion, against other threads of the engine if need be
@@ -88,6 +90,12 @@ class QueueMachine {
     Inbox& inbox = qp.slot->inbox;
     if (Access::load_acquire(word(inbox.state)) != Inbox::kRequest) return false;
     if (qp.state != mlx5::kReadyToReceive && qp.state != mlx5::kReadyToSend) return false;
+    if (Access::load_relaxed(word(inbox.opcode)) != mlx5::kWriteImmediate) {
+      // Messages are for CPU engines (messages.hpp).
+      Access::store_relaxed(word(inbox.syndrome), std::uint32_t{mlx5::kRemoteInvalidRequestError});
+      Access::store_release(word(inbox.state), std::uint32_t{Inbox::kFailed});
+      return true;
+    }
     std::uint16_t posted = qp.rq_consumer;
     if (qp.rq_depth != 0 && qp.record != nullptr) {
       posted =
@@ -192,9 +200,39 @@ class QueueMachine {
   MARROW_NIC_CODE Control read_head(const QueuePair& qp, Work& work) {
     work.qpn = 0;
     Access::read(work.wqe, block(qp, 0), mlx5::kBlockBytes);
-    const Control control = decode_control(work.wqe);
+    Control control = decode_control(work.wqe);
+    if (qp.blue_flame && !is_head(qp, control)) {
+      // Not in the ring: a driver that leaves the WQE in the register only. A driver that also wrote
+      // the ring is served from there, since a register is filled piece by piece.
+      if (take_from_register(qp, qp.doorbell, work) ||
+          take_from_register(qp, qp.other_doorbell, work)) {
+        control = decode_control(work.wqe);
+      }
+    }
     work.operation.control = control;
     return control;
+  }
+
+  static MARROW_NIC_CODE bool is_head(const QueuePair& qp, const Control& control) {
+    return control.index == qp.consumer && control.qpn == qp.qpn && control.ds != 0;
+  }
+
+  /// @return true if the register holds the WQE at the queue's head, whole and of one block
+  MARROW_NIC_CODE bool take_from_register(const QueuePair& qp, const std::uint64_t* from,
+                                          Work& work) {
+    alignas(16) std::uint8_t before[mlx5::kBlockBytes];
+    const auto* bytes = reinterpret_cast<const std::byte*>(from);
+    Access::read(before, bytes, sizeof before);
+    const Control control = decode_control(before);
+    if (!is_head(qp, control) || mlx5::blocks_of(control.ds) != 1) return false;
+    for (int looks = 0; looks < 64; ++looks) {  // until it stands still
+      Access::read(work.wqe, bytes, mlx5::kBlockBytes);
+      bool same = true;
+      for (std::uint32_t i = 0; i < mlx5::kBlockBytes; ++i) same &= before[i] == work.wqe[i];
+      if (same) return true;
+      for (std::uint32_t i = 0; i < mlx5::kBlockBytes; ++i) before[i] = work.wqe[i];
+    }
+    return false;
   }
 
   /// @return false if the WQE is malformed; then it has failed
@@ -228,11 +266,12 @@ class QueueMachine {
   MARROW_NIC_CODE Outcome step(QueuePair& qp, const Operation& op, Nanoseconds now,
                                CopyPiece& piece) {
     if (op.control.opcode == mlx5::kWait) return wait_for_completions(op);
-    if (qp.stage == QueuePair::Stage::run) {
+    const std::uint8_t opcode = op.control.opcode;
+    if (opcode == mlx5::kSend || opcode == mlx5::kSendImmediate) return env_.message(qp, op, now);
+    if (opcode != mlx5::kWriteImmediate) return executor_.run(qp, op, now, piece);
+    if (qp.stage != QueuePair::Stage::announce) {
       const Outcome outcome = executor_.run(qp, op, now, piece);
-      if (outcome.step != Outcome::done || op.control.opcode != mlx5::kWriteImmediate) {
-        return outcome;
-      }
+      if (outcome.step != Outcome::done) return outcome;
     }
     return ask_responder(qp, op, now);
   }
@@ -252,13 +291,16 @@ class QueueMachine {
   /// WRITE_IMM after its data: the peer's engine must consume a receive and write its completion.
   MARROW_NIC_CODE Outcome ask_responder(QueuePair& qp, const Operation& op, Nanoseconds now) {
     constexpr Outcome parked{Outcome::parked, mlx5::kNoError, Reason::none};
-    Outcome outcome;
-    PeerFacts facts;
-    if (!executor_.peer(qp, now, facts, outcome)) return outcome;
     QpSlot& slot = env_.peer_slot(qp);
     Inbox& inbox = slot.inbox;
-    if (qp.stage == QueuePair::Stage::run) {
-      qp.stage = QueuePair::Stage::responder;
+    // An answer counts even if the peer has gone since: it is what an acknowledgement says.
+    const bool answered = qp.stage == QueuePair::Stage::announce &&
+                          Access::load_acquire(word(inbox.state)) == Inbox::kDone;
+    Outcome outcome;
+    PeerFacts facts;
+    if (!answered && !executor_.peer(qp, now, facts, outcome)) return outcome;
+    if (qp.stage != QueuePair::Stage::announce) {
+      qp.stage = QueuePair::Stage::announce;
       Access::store_relaxed(word(inbox.opcode), op.control.opcode);
       Access::store_relaxed(word(inbox.immediate), op.control.immediate);
       Access::store_relaxed(word(inbox.bytes), static_cast<std::uint32_t>(op.bytes));

@@ -35,6 +35,9 @@ struct Work {
   alignas(16) std::uint8_t wqe[kMaxWqeBytes];
 };
 
+struct MessageState;  // messages.hpp
+struct Events;        // events.hpp
+
 /// What is known of the queue pair at the other end.
 struct alignas(8) PeerFacts {
   enum Answer : std::uint32_t { connected, not_connected, missing, gone };
@@ -57,6 +60,7 @@ struct CompletionQueue {
   bool failed = false;         ///< an error entry was written
   bool overrun = false;        ///< dead: no entry can be written any more
   std::uint32_t users = 0;     ///< queue pairs attached
+  Events* events = nullptr;    ///< CPU engine: who wants to hear of entries; null: nobody
   // GPU engine
   std::uint32_t first_user = 0;  ///< QPN
   std::uint32_t shared = 0;      ///< several queue pairs post here: under `lock`
@@ -78,13 +82,16 @@ struct QueuePair {
   std::uint32_t rq_stride = 0;
   const mlx5::DoorbellRecord* record = nullptr;  ///< null without record (send_record_mode 1)
   std::uint64_t* doorbell = nullptr;             ///< this queue's cell of the UAR page
+  std::uint64_t* other_doorbell = nullptr;       ///< a second one: BlueFlame's other half
+  bool blue_flame = false;                       ///< a cell holds the whole first block of a WQE
   std::uint32_t user_index = 0;
-  Work* work = nullptr;          ///< CPU engine: this queue's own
-  QpSlot* peer_slot = nullptr;   ///< GPU engine
-  PeerFacts peer;                ///< GPU engine: kept by its host thread
-  GpuEngine* gpu = nullptr;      ///< null: the CPU engine serves it
-  std::uint32_t gpu_index = 0;   ///< GPU engine: its number of this queue pair
-  std::uint32_t send_index = 0;  ///< GPU engine: its numbers of the completion queues
+  Work* work = nullptr;             ///< CPU engine: this queue's own
+  MessageState* message = nullptr;  ///< CPU engine: this queue's part in messages
+  QpSlot* peer_slot = nullptr;      ///< GPU engine
+  PeerFacts peer;                   ///< GPU engine: kept by its host thread
+  GpuEngine* gpu = nullptr;         ///< null: the CPU engine serves it
+  std::uint32_t gpu_index = 0;      ///< GPU engine: its number of this queue pair
+  std::uint32_t send_index = 0;     ///< GPU engine: its numbers of the completion queues
   std::uint32_t receive_index = 0;
 
   // connection
@@ -100,10 +107,12 @@ struct QueuePair {
   std::uint16_t consumer = 0;
   std::uint32_t last_record = 0;  ///< raw words seen last: only a change means something
   std::uint64_t last_doorbell = 0;
+  std::uint64_t last_other_doorbell = 0;
   std::uint16_t rq_consumer = 0;
 
   // the WQE in execution
-  enum class Stage : std::uint8_t { fetch, run, responder };
+  /// run: the data; responder: a piece of it lies with the peer's engine; announce: WRITE_IMM's completion does
+  enum class Stage : std::uint8_t { fetch, run, responder, announce };
   Stage stage = Stage::fetch;
   Reason reason = Reason::none;  ///< of the last failure, for the log
   std::uint32_t rnr_attempts = 0;
@@ -115,12 +124,14 @@ struct QueuePair {
 /// The words of a queue that its poster writes to ask for attention, as they stand in memory.
 struct Hints {
   std::uint64_t doorbell = 0;
+  std::uint64_t other_doorbell = 0;
   std::uint32_t record = 0;
 };
 template <class Access>
 MARROW_NIC_CODE Hints load_hints(const QueuePair& qp) {
   Hints hints;
   hints.doorbell = qp.doorbell == nullptr ? 0 : Access::load_acquire(qp.doorbell);
+  hints.other_doorbell = qp.other_doorbell == nullptr ? 0 : Access::load_acquire(qp.other_doorbell);
   hints.record = qp.record == nullptr ? 0 : Access::load_acquire(&qp.record->send);
   return hints;
 }
@@ -140,15 +151,18 @@ MARROW_NIC_CODE bool update_producer(QueuePair& qp, const Hints& hints) {
     }
     qp.producer = index;
   };
-  if (qp.doorbell != nullptr && hints.doorbell != qp.last_doorbell) {
-    qp.last_doorbell = hints.doorbell;
-    const std::uint32_t first = mlx5::from_big32(static_cast<std::uint32_t>(hints.doorbell));
-    const std::uint32_t second = mlx5::from_big32(static_cast<std::uint32_t>(hints.doorbell >> 32));
+  const auto ring = [&](std::uint64_t value, std::uint64_t& last) {
+    if (value == last) return;
+    last = value;
+    const std::uint32_t first = mlx5::from_big32(static_cast<std::uint32_t>(value));
+    const std::uint32_t second = mlx5::from_big32(static_cast<std::uint32_t>(value >> 32));
     if (second >> 8 == qp.qpn) {  // a cell may be shared by queues; then records decide
       const std::uint32_t ds = second & 0x3f;
       advance(static_cast<std::uint16_t>((first >> 8) + mlx5::blocks_of(ds)));
     }
-  }
+  };
+  if (qp.doorbell != nullptr) ring(hints.doorbell, qp.last_doorbell);
+  if (qp.other_doorbell != nullptr) ring(hints.other_doorbell, qp.last_other_doorbell);
   if (qp.record != nullptr && hints.record != qp.last_record) {
     qp.last_record = hints.record;
     advance(static_cast<std::uint16_t>(mlx5::from_big32(hints.record)));
@@ -165,6 +179,7 @@ struct Completion {
   std::uint8_t send_opcode = 0;
   std::uint32_t bytes = 0;
   std::uint32_t immediate = 0;  ///< big endian
+  bool solicited = false;
   mlx5::Syndrome syndrome = mlx5::kNoError;
   std::uint8_t vendor = 0;
 };
@@ -192,7 +207,8 @@ MARROW_NIC_CODE bool post_completion(CompletionQueue& cq, const Completion& c) {
   }
   words[14] = mlx5::to_big32(static_cast<std::uint32_t>(c.send_opcode) << 24 | c.qpn);
   words[15] = mlx5::to_big32(static_cast<std::uint32_t>(c.counter) << 16 |
-                             static_cast<std::uint32_t>(c.opcode) << 4 | owner);
+                             static_cast<std::uint32_t>(c.opcode) << 4 |
+                             (c.solicited ? std::uint32_t{mlx5::kSolicited} : 0u) | owner);
   auto* slot =
       reinterpret_cast<std::uint32_t*>(&cq.ring[cq.collapsed ? 0 : cq.produced & (cq.entries - 1)]);
   Access::store_entry(slot, words);

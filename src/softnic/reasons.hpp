@@ -19,6 +19,9 @@ namespace marrow::softnic {
   X(wait_without_queue, "WAIT names no completion queue")                        \
   X(peer_completion, "the peer could not post its completion")                   \
   X(no_receive, "the peer posted no receive")                                    \
+  X(peer_refused, "the peer refused the message")                                \
+  X(no_packet, "no memory for the packet buffer of a message")                   \
+  X(not_on_this_engine, "this engine serves no messages")                        \
   X(peer_missing, "the peer's queue pair does not exist")                        \
   X(peer_gone, "the peer's process is gone")                                     \
   X(peer_not_connected, "the peer's queue pair is not connected to us")          \

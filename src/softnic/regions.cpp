@@ -146,6 +146,12 @@ const Region* Regions::remote(std::uint32_t key) {
   return map_remote(key, *slot);
 }
 
+bool Regions::only_owner_reaches(std::uint32_t key) const {
+  const RegionSlot* slot = directory_.region_slot(key);
+  return slot != nullptr && slot->key.load(kAcquire) == key && slot->kind.load(kAcquire) == RegionSlot::kFile && slot->fd.load(kAcquire) < 0 &&
+         slot->process.load(kAcquire) != directory_.self();
+}
+
 const Region* Regions::map_remote(std::uint32_t key, RegionSlot& slot) {
   drop_stale();
   auto entry = std::make_unique<Entry>();

@@ -17,6 +17,9 @@
 
 namespace marrow::softnic {
 
+/// Protection domain of regions that engines use among themselves; alloc_pd never gives it out.
+inline constexpr std::uint32_t kNoPd = 0xffffffffu;
+
 class Regions {
  public:
   explicit Regions(Directory& directory);
@@ -61,6 +64,8 @@ class Regions {
   const Region* local(std::uint32_t key) const;
   /// A region of any process of the job; null if the key is stale or cannot be mapped here.
   const Region* remote(std::uint32_t key);
+  /// True for a region of another process that has no descriptor: only its owner can touch it.
+  bool only_owner_reaches(std::uint32_t key) const;
   /// Unmaps regions whose owner took them back. Called now and then by the engine.
   void drop_stale();
 

@@ -57,6 +57,20 @@ struct Inbox {
   Shared<std::uint32_t> immediate;  ///< as in the WQE, big endian
   Shared<std::uint32_t> bytes;
   Shared<std::uint32_t> source_qpn;
+  // a piece of a message (messages.hpp)
+  Shared<std::uint32_t> offset;  ///< of the piece in the message
+  Shared<std::uint32_t> total;   ///< bytes of the message
+  Shared<std::uint32_t> solicited;
+  Shared<std::uint32_t> packet_key;  ///< region with the piece's payload
+  Shared<std::uint32_t> syndrome;    ///< answer: what a failed request means to the initiator
+  Shared<std::uint32_t> rkey;
+  Shared<std::uint32_t> opmod;
+  Shared<std::uint32_t> atomic_bytes;
+  Shared<std::uint64_t> address;
+  Shared<std::uint64_t> operand;  ///< answer of an atomic: the old value
+  Shared<std::uint64_t> compare;
+  Shared<std::uint64_t> operand_mask;
+  Shared<std::uint64_t> compare_mask;
 };
 
 struct alignas(64) QpSlot {

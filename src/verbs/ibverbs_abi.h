@@ -13,6 +13,7 @@
 namespace marrow::verbs {
 
 struct ibv_context;
+struct ibv_pd;
 struct ibv_qp;
 struct ibv_cq;
 struct ibv_srq;
@@ -34,9 +35,14 @@ struct ibv_device {
   char ibdev_path[kSysfsPathMax];
 };
 
-/// Slots that are only reached through the context; unused ones are kept as plain pointers.
+/// Slots that are only reached through the context; unused ones are kept as plain pointers. The
+/// memory-window slots are called without a look, so whoever fills this sets them too.
 struct ibv_context_ops {
-  void* unused_0_10[11];
+  void* unused_0_6[7];
+  void* (*alloc_mw)(ibv_pd* pd, int type);
+  int (*bind_mw)(ibv_qp* qp, void* window, void* bind);
+  int (*dealloc_mw)(void* window);
+  void* unused_10;
   int (*poll_cq)(ibv_cq* cq, int count, ibv_wc* wc);
   int (*req_notify_cq)(ibv_cq* cq, int solicited_only);
   void* unused_13_19[7];
@@ -60,6 +66,39 @@ struct ibv_context {
 struct ibv_pd {
   ibv_context* context;
   std::uint32_t handle;
+};
+
+struct ibv_ah {
+  ibv_context* context;
+  ibv_pd* pd;
+  std::uint32_t handle;
+};
+
+struct ibv_comp_channel {
+  ibv_context* context;
+  int fd;
+  int refcnt;
+};
+
+struct ibv_srq {
+  ibv_context* context;
+  void* srq_context;
+  ibv_pd* pd;
+  std::uint32_t handle;
+  pthread_mutex_t mutex;
+  pthread_cond_t cond;
+  std::uint32_t events_completed;
+};
+
+struct ibv_srq_attr {
+  std::uint32_t max_wr;
+  std::uint32_t max_sge;
+  std::uint32_t srq_limit;
+};
+
+struct ibv_srq_init_attr {
+  void* srq_context;
+  ibv_srq_attr attr;
 };
 
 struct ibv_mr {
@@ -167,6 +206,11 @@ struct ibv_port_attr {
   std::uint8_t flags;
   std::uint16_t port_cap_flags2;
 };
+
+/// What the exported function ibv_query_port fills in: callers may be older than the last field of
+/// ibv_port_attr, newer ones zero it themselves.
+inline constexpr std::size_t kCompatPortAttrBytes = 48;
+static_assert(offsetof(ibv_port_attr, port_cap_flags2) == kCompatPortAttrBytes);
 
 union ibv_gid {
   std::uint8_t raw[16];
@@ -303,6 +347,94 @@ enum Access : unsigned {
   IBV_ACCESS_RELAXED_ORDERING = 1u << 20,
 };
 
+/// Queue pair types and states; the states' numbers are also those of the PRM.
+inline constexpr int kQpTypeRc = 2;
+enum QueuePairState : int {
+  IBV_QPS_RESET = 0,
+  IBV_QPS_INIT = 1,
+  IBV_QPS_RTR = 2,
+  IBV_QPS_RTS = 3,
+  IBV_QPS_SQD = 4,
+  IBV_QPS_SQE = 5,
+  IBV_QPS_ERR = 6,
+};
+
+/// Which fields of ibv_qp_attr count.
+enum QpAttributeMask : int {
+  IBV_QP_STATE = 1 << 0,
+  IBV_QP_CUR_STATE = 1 << 1,
+  IBV_QP_ACCESS_FLAGS = 1 << 3,
+  IBV_QP_PKEY_INDEX = 1 << 4,
+  IBV_QP_PORT = 1 << 5,
+  IBV_QP_AV = 1 << 7,
+  IBV_QP_PATH_MTU = 1 << 8,
+  IBV_QP_TIMEOUT = 1 << 9,
+  IBV_QP_RETRY_CNT = 1 << 10,
+  IBV_QP_RNR_RETRY = 1 << 11,
+  IBV_QP_RQ_PSN = 1 << 12,
+  IBV_QP_MAX_QP_RD_ATOMIC = 1 << 13,
+  IBV_QP_MIN_RNR_TIMER = 1 << 15,
+  IBV_QP_SQ_PSN = 1 << 16,
+  IBV_QP_MAX_DEST_RD_ATOMIC = 1 << 17,
+  IBV_QP_DEST_QPN = 1 << 20,
+};
+
+/// Work requests and completions.
+enum SendOpcode : int {
+  IBV_WR_RDMA_WRITE = 0,
+  IBV_WR_RDMA_WRITE_WITH_IMM = 1,
+  IBV_WR_SEND = 2,
+  IBV_WR_SEND_WITH_IMM = 3,
+  IBV_WR_RDMA_READ = 4,
+  IBV_WR_ATOMIC_CMP_AND_SWP = 5,
+  IBV_WR_ATOMIC_FETCH_AND_ADD = 6,
+};
+enum SendFlags : unsigned {
+  IBV_SEND_FENCE = 1u << 0,
+  IBV_SEND_SIGNALED = 1u << 1,
+  IBV_SEND_SOLICITED = 1u << 2,
+  IBV_SEND_INLINE = 1u << 3,
+};
+enum CompletionStatus : int {
+  IBV_WC_SUCCESS = 0,
+  IBV_WC_LOC_LEN_ERR = 1,
+  IBV_WC_LOC_QP_OP_ERR = 2,
+  IBV_WC_LOC_EEC_OP_ERR = 3,
+  IBV_WC_LOC_PROT_ERR = 4,
+  IBV_WC_WR_FLUSH_ERR = 5,
+  IBV_WC_MW_BIND_ERR = 6,
+  IBV_WC_BAD_RESP_ERR = 7,
+  IBV_WC_LOC_ACCESS_ERR = 8,
+  IBV_WC_REM_INV_REQ_ERR = 9,
+  IBV_WC_REM_ACCESS_ERR = 10,
+  IBV_WC_REM_OP_ERR = 11,
+  IBV_WC_RETRY_EXC_ERR = 12,
+  IBV_WC_RNR_RETRY_EXC_ERR = 13,
+  IBV_WC_REM_ABORT_ERR = 16,
+  IBV_WC_GENERAL_ERR = 21,
+};
+enum CompletionKind : int {
+  IBV_WC_SEND = 0,
+  IBV_WC_RDMA_WRITE = 1,
+  IBV_WC_RDMA_READ = 2,
+  IBV_WC_COMP_SWAP = 3,
+  IBV_WC_FETCH_ADD = 4,
+  IBV_WC_RECV = 128,
+  IBV_WC_RECV_RDMA_WITH_IMM = 129,
+};
+inline constexpr unsigned IBV_WC_WITH_IMM = 1u << 1;
+
+struct ibv_async_event {
+  union {
+    ibv_cq* cq;
+    ibv_qp* qp;
+    ibv_srq* srq;
+    int port_num;
+  } element;
+  int event_type;
+};
+enum AsyncEvent : int { IBV_EVENT_CQ_ERR = 0, IBV_EVENT_QP_FATAL = 1 };
+
 inline constexpr int kPortActive = 4;
 inline constexpr int kMtu4096 = 5;
 inline constexpr std::uint8_t kLinkLayerInfiniBand = 1;
@@ -344,17 +476,101 @@ struct mlx5dv_pd {
   std::uint64_t comp_mask;
 };
 
+struct mlx5dv_qp {
+  std::uint32_t* dbrec;
+  struct {
+    void* buf;
+    std::uint32_t wqe_cnt;
+    std::uint32_t stride;
+  } sq, rq;
+  struct {
+    void* reg;
+    std::uint32_t size;
+  } bf;
+  std::uint64_t comp_mask;  ///< fields beyond this one the caller asks for; answered with 0
+};
+
+struct mlx5dv_cq {
+  void* buf;
+  std::uint32_t* dbrec;
+  std::uint32_t cqe_cnt;
+  std::uint32_t cqe_size;
+  void* cq_uar;
+  std::uint32_t cqn;
+  std::uint64_t comp_mask;
+};
+
+struct mlx5dv_srq {
+  void* buf;
+  std::uint32_t* dbrec;
+  std::uint32_t stride;
+  std::uint32_t head;
+  std::uint32_t tail;
+  std::uint64_t comp_mask;
+  std::uint32_t srqn;  ///< only with comp_mask bit 0
+};
+
+/// Address vector of a datagram WQE, 48 bytes.
+struct mlx5_wqe_av {
+  std::uint32_t key[2];   ///< BE: DC key or Q_Key
+  std::uint32_t dqp_dct;  ///< BE
+  std::uint8_t stat_rate_sl;
+  std::uint8_t fl_mlid;
+  std::uint16_t rlid;  ///< BE
+  std::uint8_t reserved0[4];
+  std::uint8_t rmac[6];
+  std::uint8_t tclass;
+  std::uint8_t hop_limit;
+  std::uint32_t grh_gid_fl;  ///< BE
+  std::uint8_t rgid[16];
+};
+static_assert(sizeof(mlx5_wqe_av) == 48);
+
+struct mlx5dv_ah {
+  mlx5_wqe_av* av;
+  std::uint64_t comp_mask;
+};
+
+/// First fields of the answer of mlx5dv_query_device; the rest is optional by comp_mask.
+struct mlx5dv_context_head {
+  std::uint8_t version;
+  std::uint64_t flags;
+  std::uint64_t comp_mask;
+};
+inline constexpr std::uint64_t kContextCqeVersion1 = 1u << 0;
+
 struct mlx5dv_obj {
-  struct Pair {
+  struct {
+    ibv_qp* in;
+    mlx5dv_qp* out;
+  } qp;
+  struct {
+    ibv_cq* in;
+    mlx5dv_cq* out;
+  } cq;
+  struct {
+    ibv_srq* in;
+    mlx5dv_srq* out;
+  } srq;
+  struct {
     void* in;
     void* out;
-  };
-  Pair qp, cq, srq, rwq, dm, ah;
+  } rwq, dm;
+  struct {
+    ibv_ah* in;
+    mlx5dv_ah* out;
+  } ah;
   struct {
     ibv_pd* in;
     mlx5dv_pd* out;
   } pd;
 };
-inline constexpr std::uint64_t kObjectPd = 1u << 6;
+enum Mlx5Object : std::uint64_t {
+  kObjectQp = 1u << 0,
+  kObjectCq = 1u << 1,
+  kObjectSrq = 1u << 2,
+  kObjectAh = 1u << 5,
+  kObjectPd = 1u << 6,
+};
 
 }  // namespace marrow::verbs

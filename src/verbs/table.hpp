@@ -46,6 +46,18 @@ struct Table {
   int (*modify_qp)(ibv_qp* qp, ibv_qp_attr* attr, int mask) = nullptr;
   int (*query_qp)(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init) = nullptr;
   int (*destroy_qp)(ibv_qp* qp) = nullptr;
+  ibv_srq* (*create_srq)(ibv_pd* pd, ibv_srq_init_attr* attr) = nullptr;
+  int (*modify_srq)(ibv_srq* srq, ibv_srq_attr* attr, int mask) = nullptr;
+  int (*query_srq)(ibv_srq* srq, ibv_srq_attr* attr) = nullptr;
+  int (*destroy_srq)(ibv_srq* srq) = nullptr;
+  ibv_ah* (*create_ah)(ibv_pd* pd, ibv_ah_attr* attr) = nullptr;
+  int (*destroy_ah)(ibv_ah* ah) = nullptr;
+  ibv_comp_channel* (*create_comp_channel)(ibv_context* context) = nullptr;
+  int (*destroy_comp_channel)(ibv_comp_channel* channel) = nullptr;
+  int (*get_cq_event)(ibv_comp_channel* channel, ibv_cq** cq, void** cq_context) = nullptr;
+  void (*ack_cq_events)(ibv_cq* cq, unsigned count) = nullptr;
+  int (*get_async_event)(ibv_context* context, ibv_async_event* event) = nullptr;
+  void (*ack_async_event)(ibv_async_event* event) = nullptr;
 
   // libmlx5; null as a group where only libibverbs is present
   bool (*is_supported)(ibv_device* device) = nullptr;
@@ -78,9 +90,9 @@ struct Table {
   ibv_context* (*open_device_in_job)(ibv_device* device, const char* job,
                                      const char* options) = nullptr;
   /// Says which file descriptor stands behind memory, so that other processes can map it. Memory
-  /// registered (reg_mr) after this call inside [addr, addr + bytes) is reachable from every
-  /// process of the job; other regions are reachable inside this process only. The descriptor is
-  /// duplicated.
+  /// registered (reg_mr) after this call inside [addr, addr + bytes) is reached by the engines of all
+  /// processes of the job directly; other regions only through a message to this process's engine,
+  /// which is slower. The descriptor is duplicated.
   /// @param fd      memfd or other file that can be mapped shared
   /// @param offset  position of addr in the file, in bytes, page aligned as addr
   /// @return 0 or errno

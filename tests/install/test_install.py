@@ -86,6 +86,22 @@ def test_only_marked_symbols_are_exported(prefix):
     assert strangers == [] and internal == []
 
 
+def test_replacement_libraries_are_apart_and_find_each_other(prefix):
+    """libibverbs.so.1 and libmlx5.so.1 of softnic: in their own folder, with versions, and no name of the real ones
+    anywhere else."""
+    folder = next(p for p in prefix.rglob("marrow/softnic") if p.is_dir() and p.parent.parent.name != "include")
+    assert sorted(p.name for p in folder.iterdir()) == ["libibverbs.so.1", "libmlx5.so.1"]
+    assert [p for p in prefix.rglob("lib*.so*") if p.parent != folder and "marrow" not in p.name] == []
+    ibverbs = run("readelf", "--wide", "--dyn-syms", folder / "libibverbs.so.1")
+    for name in ("ibv_get_device_list@@IBVERBS_1.1", "ibv_reg_mr_iova2@@IBVERBS_1.8", "ibv_reg_dmabuf_mr@@IBVERBS_1.12"):
+        assert name in ibverbs
+    assert "_ZN6marrow" not in ibverbs
+    assert "[$ORIGIN]" in run("readelf", "-d", folder / "libmlx5.so.1")
+    run("python3", "-c", "import ctypes, sys; l = ctypes.CDLL(sys.argv[1]); n = ctypes.c_int(); "
+        "d = ctypes.CDLL(sys.argv[1].replace('mlx5', 'ibverbs')); d.ibv_get_device_list.restype = ctypes.c_void_p; "
+        "assert d.ibv_get_device_list(ctypes.byref(n)) and n.value == 1", folder / "libmlx5.so.1")
+
+
 def test_soname_is_the_major_version(prefix):
     library = next(prefix.rglob("libmarrow.so"))
     assert "libmarrow.so.0]" in run("readelf", "-d", library)

@@ -26,6 +26,7 @@ ARROWS = {
     "cli": {"ep"},
     "networks": NETWORK_SEES,
     "softnic": NETWORK_SEES,
+    "softnic_libs": {"verbs"},
     "nccl": {"networks", "memory"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')

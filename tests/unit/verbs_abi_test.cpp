@@ -75,7 +75,47 @@ SAME_OFFSET(mlx5dv_devx_uar, page_id);
 SAME_SIZE(mlx5dv_pd);
 SAME_SIZE(mlx5dv_obj);
 SAME_OFFSET(mlx5dv_obj, pd);
-static_assert(MLX5DV_OBJ_PD == kObjectPd);
+static_assert(static_cast<int>(MLX5DV_OBJ_PD) == static_cast<int>(kObjectPd) &&
+              static_cast<int>(MLX5DV_OBJ_AH) == static_cast<int>(kObjectAh));
+SAME_OFFSET(mlx5dv_obj, ah);
+SAME_OFFSET(ibv_context, ops.alloc_mw);
+SAME_SIZE(ibv_ah);
+SAME_SIZE(ibv_srq);
+SAME_OFFSET(ibv_srq, events_completed);
+SAME_SIZE(ibv_srq_init_attr);
+SAME_SIZE(ibv_comp_channel);
+SAME_SIZE(ibv_async_event);
+SAME_OFFSET(ibv_async_event, event_type);
+SAME_OFFSET(mlx5dv_qp, bf.size);
+SAME_OFFSET(mlx5dv_qp, comp_mask);
+SAME_SIZE(mlx5dv_cq);
+SAME_SIZE(mlx5dv_srq);
+SAME_OFFSET(mlx5dv_srq, srqn);
+SAME_SIZE(mlx5dv_ah);
+SAME_SIZE(mlx5_wqe_av);
+SAME_OFFSET(mlx5_wqe_av, rlid);
+SAME_OFFSET(mlx5_wqe_av, rmac);
+static_assert(offsetof(::mlx5dv_context, flags) == offsetof(mlx5dv_context_head, flags) &&
+              offsetof(::mlx5dv_context, comp_mask) == offsetof(mlx5dv_context_head, comp_mask));
+#define SAME_NUMBER(name) static_assert(static_cast<long>(::name) == static_cast<long>(name))
+SAME_NUMBER(IBV_QPS_RTS);
+SAME_NUMBER(IBV_QPS_ERR);
+SAME_NUMBER(IBV_QP_ACCESS_FLAGS);
+SAME_NUMBER(IBV_QP_AV);
+SAME_NUMBER(IBV_QP_MIN_RNR_TIMER);
+SAME_NUMBER(IBV_QP_DEST_QPN);
+SAME_NUMBER(IBV_QP_MAX_DEST_RD_ATOMIC);
+SAME_NUMBER(IBV_WR_SEND_WITH_IMM);
+SAME_NUMBER(IBV_WR_ATOMIC_FETCH_AND_ADD);
+SAME_NUMBER(IBV_SEND_INLINE);
+SAME_NUMBER(IBV_WC_REM_ABORT_ERR);
+SAME_NUMBER(IBV_WC_GENERAL_ERR);
+SAME_NUMBER(IBV_WC_RNR_RETRY_EXC_ERR);
+SAME_NUMBER(IBV_WC_RECV_RDMA_WITH_IMM);
+SAME_NUMBER(IBV_WC_WITH_IMM);
+SAME_NUMBER(IBV_EVENT_QP_FATAL);
+static_assert(kQpTypeRc == IBV_QPT_RC);
+static_assert(MLX5_OPCODE_SEND_IMM == static_cast<int>(mlx5::kSendImmediate));
 static_assert(static_cast<unsigned>(IBV_ACCESS_RELAXED_ORDERING) ==
               static_cast<unsigned>(::IBV_ACCESS_RELAXED_ORDERING));
 static_assert(IBV_PORT_ACTIVE == kPortActive && IBV_MTU_4096 == kMtu4096);

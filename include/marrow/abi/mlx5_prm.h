@@ -192,6 +192,7 @@ inline constexpr std::size_t kBytes = 0xe8;
 inline constexpr std::uint32_t kServiceRc = 0;
 inline constexpr std::uint32_t kPathMigrated = 3;
 inline constexpr std::uint32_t kRqOwn = 0;
+inline constexpr std::uint32_t kRqShared = 1;
 inline constexpr std::uint32_t kRqNone = 3;
 
 /// CREATE_QP: header, optional mask, context, then where the ring lies.

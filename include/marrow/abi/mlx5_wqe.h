@@ -48,6 +48,8 @@ inline constexpr std::uint32_t kBlockShift = 6;
 /// Unit of `ds`.
 inline constexpr std::uint32_t kSegmentBytes = 16;
 inline constexpr std::uint32_t kMaxSegments = 63;
+/// Buffers of a receive: log_rq_stride ends at 2048 bytes.
+inline constexpr std::uint32_t kMostReceiveSges = 128;
 /// Largest queue: 2^15 blocks.
 inline constexpr std::uint32_t kMaxLogQueue = 15;
 
@@ -204,6 +206,12 @@ static_assert(sizeof(DoorbellRecord) == 8 && offsetof(DoorbellRecord, send) == 4
 MARROW_HOST_DEVICE constexpr std::uint32_t record_word(std::uint16_t producer) {
   return to_big32(producer);
 }
+/// Where a queue pair without a record (send_record_mode 1) is rung: in the UAR's page, from its start.
+inline constexpr std::uint32_t kNoRecordDoorbell = 0x600;
+/// log2 of a BlueFlame register, which has two halves used in turn: the first block of a WQE stored there is
+/// doorbell and WQE at once.
+inline constexpr std::uint32_t kLogBlueFlameBytes = 9;
+
 /// The 8-byte value stored to the UAR register in the "next index" convention:
 /// {BE32(producer << 8), BE32(qpn << 8)} in address order.
 /// The NIC also takes the first 8 bytes of the last posted WQE (ds != 0).
@@ -215,6 +223,11 @@ MARROW_HOST_DEVICE constexpr std::uint64_t doorbell_value(std::uint32_t qpn,
 }
 
 // --- completion queue -------------------------------------------------------------------------
+
+/// Second word of a completion queue's record, big endian: asks for one event.
+inline constexpr std::uint32_t kArmSequenceShift = 28;  ///< 2 bits: a new sequence is a new request
+inline constexpr std::uint32_t kArmSolicited = 1u << 24;   ///< solicited and error entries only
+inline constexpr std::uint32_t kArmIndexMask = 0xffffffu;  ///< consumer index
 
 enum CompletionOpcode : std::uint8_t {
   kRequester = 0,
