@@ -72,6 +72,7 @@ DeviceState::DeviceState(std::shared_ptr<CommunicatorState> comm, const Requirem
     h.counter_base = private_words(h.counters);
     h.look = private_words(2);
   });
+  if (comm->uses(Path::gda)) comm->nic()->choose_engine(comm->bootstrap());
   make_sync_memory(*comm);
   make_counters(*comm);
   connect(*comm);
@@ -87,6 +88,15 @@ std::uint64_t* DeviceState::private_words(std::uint64_t count) {
       arena_->allocate(std::max<std::uint64_t>(count, 1) * 8, Memory::device).device);
 }
 
+/// Who adds decides where the word is: SMs, also a NIC's: device memory. A CPU thread: host memory.
+Memory DeviceState::sync_memory(CommunicatorState& comm, Path path) {
+  switch (path) {
+    case Path::lsa: return Memory::device;
+    case Path::gda: return comm.nic()->sync_memory();
+    default: return Memory::host;
+  }
+}
+
 void DeviceState::make_sync_memory(CommunicatorState& comm) {
   const std::uint64_t bytes =
       (static_cast<std::uint64_t>(handle_.signal_words) * 8 + 15) / 16 * 16 +
@@ -99,8 +109,7 @@ void DeviceState::make_sync_memory(CommunicatorState& comm) {
       handle_.sync[p].lsa = arena_->upload(std::span<const std::uint64_t>(nobody));
       continue;
     }
-    // Who adds decides where the word is: SMs by NVLink: device memory. A CPU thread: host memory.
-    const Memory kind = path == Path::lsa ? Memory::device : Memory::host;
+    const Memory kind = sync_memory(comm, path);
     memory::Block block;
     comm.together(base::cat("allocating ", bytes, " bytes of sync memory"),
                   [&] { block = arena_->allocate(std::max<std::uint64_t>(bytes, 16), kind); });
@@ -115,7 +124,7 @@ void DeviceState::make_counters(CommunicatorState& comm) {
   for (int p = 0; p < kPaths; ++p) {
     if (!comm.uses(static_cast<Path>(p)) && p != 0) continue;
     counters_[p] = arena_->allocate(static_cast<std::uint64_t>(std::max(handle_.counters, 1)) * 8,
-                                    p == 0 ? Memory::device : Memory::host);
+                                    sync_memory(comm, static_cast<Path>(p)));
     handle_.counter[p] = reinterpret_cast<std::uint64_t*>(counters_[p].device);
   }
   handle_.connected |= bit(Path::lsa);  // local completions of the lsa path need no connection

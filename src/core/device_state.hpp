@@ -29,6 +29,7 @@ class DeviceState {
   void mask(const std::vector<bool>& failed);
 
  private:
+  static Memory sync_memory(CommunicatorState& comm, Path path);
   void make_sync_memory(CommunicatorState& comm);
   void make_counters(CommunicatorState& comm);
   void connect(CommunicatorState& comm);

@@ -130,21 +130,33 @@ void Connection::drop() noexcept {
   results_ = nullptr;
   if (block_.device) arena_.release(block_);
   block_ = {};
+  if (error_block_.device) arena_.release(error_block_);
+  error_block_ = {};
 }
 
 void Connection::make(const Layout& layout, const Requirements& requirements) {
-  block_ = arena_.allocate(layout.bytes, Memory::host);
+  const bool on_gpu = nic_->on_gpu_engine();
+  block_ = arena_.allocate(layout.bytes, on_gpu ? Memory::device : Memory::host);
   const std::size_t queues = mains() * (counting_ ? 2 : 1);
-  errors_ = reinterpret_cast<std::uint64_t*>(block_.host + layout.tail(0) + Layout::kError);
+  // check() reads the error words at any time: they stay in host memory.
+  if (on_gpu) error_block_ = arena_.allocate(queues * Layout::kTailBytes, Memory::host);
+  errors_ = reinterpret_cast<std::uint64_t*>(
+      on_gpu ? error_block_.host : block_.host + layout.tail(0) + Layout::kError);
+  std::vector<mlx5::Cqe> fresh(nic_->options().depth);
+  for (mlx5::Cqe& entry : fresh) entry.counter_owner = mlx5::kInitialCounterOwner;
   for (std::size_t q = 0; q < queues; ++q) {
-    auto* entries = reinterpret_cast<mlx5::Cqe*>(block_.host + layout.cq(q));
-    for (std::uint32_t i = 0; i < nic_->options().depth; ++i)
-      entries[i].counter_owner = mlx5::kInitialCounterOwner;
+    const std::size_t bytes = fresh.size() * sizeof(mlx5::Cqe);
+    if (on_gpu) {
+      arena_.update(block_.device, layout.cq(q), fresh.data(), bytes);
+    } else {
+      std::memcpy(block_.host + layout.cq(q), fresh.data(), bytes);
+    }
   }
   make_fences();
-  umem_ = std::make_unique<Umem>(nic_, block_.host, block_.bytes);
-  results_ = nic_->table().reg_mr(nic_->pd(), block_.host + layout.tails,
-                                  block_.bytes - layout.tails, verbs::IBV_ACCESS_LOCAL_WRITE);
+  std::byte* const memory = on_gpu ? block_.device : block_.host;
+  umem_ = std::make_unique<Umem>(nic_, memory, block_.bytes);
+  results_ = nic_->table().reg_mr(nic_->pd(), memory + layout.tails, block_.bytes - layout.tails,
+                                  verbs::IBV_ACCESS_LOCAL_WRITE);
   if (!results_) {
     throw Error(Code::out_of_memory,
                 cat("registering result words with ", nic_->name(), " failed: ", nic_->failure()),
@@ -273,16 +285,22 @@ void Connection::publish(const Layout& layout, const Requirements& requirements,
                                                      offsetof(mlx5::DoorbellRecord, send));
     queue->mask = nic_->options().depth - 1;
     queue->qpn = mlx5::to_big32(pair.number() << 8);
-    queue->sink = reinterpret_cast<std::uint64_t>(block_.host) + layout.tail(q) + Layout::kResults;
+    queue->sink = reinterpret_cast<std::uint64_t>(block_.host ? block_.host : block_.device) +
+                  layout.tail(q) + Layout::kResults;
     queue->sink_lkey = mlx5::to_big32(results_->lkey);
     queue->cqn = mlx5::to_big32(pair.cq_number());
     queue->cq = reinterpret_cast<const std::uint32_t*>(block_.device + layout.cq(q) +
                                                        offsetof(mlx5::Cqe, counter_owner));
     queue->result = reinterpret_cast<std::uint64_t*>(tail + Layout::kResults) + 1;
-    queue->error = reinterpret_cast<std::uint64_t*>(tail + Layout::kError);
-    queue->release = static_cast<std::uint8_t>(GdaRelease::system);
-    queue->release_reason = static_cast<std::uint8_t>(
-        nic_->emulated() ? GdaReleaseReason::cpu_engine : GdaReleaseReason::host_memory);
+    queue->error = reinterpret_cast<std::uint64_t*>(
+        error_block_.device ? error_block_.device + q * Layout::kTailBytes : tail + Layout::kError);
+    // The GPU engine's block is of the same GPU as the poster, wherever the payload lies.
+    queue->release =
+        static_cast<std::uint8_t>(nic_->on_gpu_engine() ? GdaRelease::device : GdaRelease::system);
+    queue->release_reason =
+        static_cast<std::uint8_t>(nic_->on_gpu_engine() ? GdaReleaseReason::gpu_memory
+                                  : nic_->emulated()    ? GdaReleaseReason::cpu_engine
+                                                        : GdaReleaseReason::host_memory);
     queue->collapsed = nic_->options().collapsed ? 1 : 0;
     // The NIC counts 16 bits; ours is the first 64-bit index from the wanted one on that agrees with it.
     const std::uint64_t wanted = requirements.first_index;
@@ -297,12 +315,16 @@ void Connection::publish(const Layout& layout, const Requirements& requirements,
 /// A kernel records a failure when it polls that queue; one that only waits for a signal never does. So
 /// the host looks at the completion entries too. The first failure counts, not the flushes after it.
 std::uint64_t Connection::failure_in_queue(std::size_t queue) const {
+  if (!block_.host) return found_.empty() ? 0 : found_[queue];
   const Layout layout(nic_->options().depth, pairs_.size());
-  const std::size_t entries = nic_->options().collapsed ? 1 : nic_->options().depth;
+  return first_failure(reinterpret_cast<mlx5::Cqe*>(block_.host + layout.cq(queue)),
+                       nic_->options().collapsed ? 1 : nic_->options().depth);
+}
+
+std::uint64_t Connection::first_failure(mlx5::Cqe* entries, std::size_t count) {
   std::uint64_t flushed = 0;
-  for (std::size_t i = 0; i < entries; ++i) {
-    auto* words =
-        reinterpret_cast<std::uint32_t*>(block_.host + layout.cq(queue) + i * mlx5::kBlockBytes);
+  for (std::size_t i = 0; i < count; ++i) {
+    auto* words = reinterpret_cast<std::uint32_t*>(entries + i);
     const auto load = [&](int word, std::memory_order order) {
       return std::atomic_ref<std::uint32_t>(words[word]).load(order);
     };
@@ -323,9 +345,24 @@ std::uint64_t Connection::failure_in_queue(std::size_t queue) const {
   return flushed;
 }
 
+void Connection::look_in_gpu_memory() const {
+  const std::uint64_t failures = nic_->failures();
+  if (block_.host || failures == failures_seen_) return;
+  failures_seen_ = failures;
+  const Layout layout(nic_->options().depth, pairs_.size());
+  std::vector<mlx5::Cqe> entries(nic_->options().collapsed ? 1 : nic_->options().depth);
+  found_.assign(pairs_.size(), 0);
+  for (std::size_t q = 0; q < pairs_.size(); ++q) {
+    arena_.download(entries.data(), block_.device, layout.cq(q),
+                    entries.size() * sizeof(mlx5::Cqe));
+    found_[q] = first_failure(entries.data(), entries.size());
+  }
+}
+
 std::vector<QueueError> Connection::errors() const {
   std::vector<QueueError> found;
   const std::lock_guard lock(mutex_);
+  look_in_gpu_memory();
   for (std::size_t q = 0; q < pairs_.size(); ++q) {
     auto* word = errors_ + q * (Layout::kTailBytes / sizeof(std::uint64_t));
     const int peer = static_cast<int>(q % nranks_);
@@ -362,6 +399,7 @@ void Connection::mask_peer(int rank) noexcept {
 }
 
 std::string Connection::release_scope() const {
+  if (nic_->on_gpu_engine()) return "device: a block of the same GPU executes the queues";
   return nic_->emulated() ? "system: a CPU thread executes the queues"
                           : "system: queues lie in host memory";
 }

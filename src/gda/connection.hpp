@@ -37,6 +37,10 @@ class Connection final : public Queues {
   void publish(const Layout& layout, const Requirements& requirements, const Region* counters);
   void drop() noexcept;
   std::uint64_t failure_in_queue(std::size_t queue) const;
+  /// First failure among the entries of a completion queue, as they stand.
+  static std::uint64_t first_failure(mlx5::Cqe* entries, std::size_t count);
+  /// The same for queues in GPU memory: looked for when the NIC counts new failures.
+  void look_in_gpu_memory() const;
   /// Length of what each rank tells the others.
   std::size_t words() const { return 2 + mains() + 2 * 3; }
   /// Queues of (context, peer); companions follow.
@@ -50,7 +54,10 @@ class Connection final : public Queues {
   int nranks_;
   int contexts_;
   bool counting_;
-  memory::Block block_;
+  memory::Block block_;        ///< rings, records, results
+  memory::Block error_block_;  ///< error words, where block_ is GPU memory
+  mutable std::uint64_t failures_seen_ = 0;
+  mutable std::vector<std::uint64_t> found_;  ///< by queue, of look_in_gpu_memory
   /// A word in device (0) and host (1) memory that peers READ; only where the NIC uses both.
   struct Fence {
     memory::Block block;

@@ -102,7 +102,39 @@ void Device::use(verbs::ibv_device* device, const std::string& job,
     refuse(cat("the protection domain has no number: ", failure()));
   pdn_ = number.pdn;
   if (table_.devx_query_eqn(context_, 0, &eqn_) != 0) refuse(cat("no event queue: ", failure()));
-  if (place_.on_gpu()) cuda_ = cuda::Context::of(place_.device);
+  if (place_.on_gpu()) {
+    cuda_ = cuda::Context::of(place_.device);
+    if (emulated_) {
+      if (!table_.accept_gpu) {
+        refuses_gpu_memory_ = "this software NIC cannot load or store GPU memory";
+      } else if (const char* why = table_.accept_gpu(context_, place_.device)) {
+        refuses_gpu_memory_ = why;
+      }
+    }
+  } else {
+    refuses_gpu_memory_ = "kernels run on the CPU device, which has no GPU memory";
+  }
+}
+
+void Device::choose_engine(bool gpu_memory) {
+  if (!emulated_ || !place_.on_gpu() || !table_.choose_engine) return;
+  const int chosen = table_.choose_engine(context_, gpu_memory ? 1 : 0);
+  if (chosen < 0) {
+    throw Error(Code::network,
+                cat("starting softnic's engine on GPU ", place_.device, ": ", failure()),
+                "MARROW_SOFTNIC=engine=cpu takes a CPU thread, for windows in host memory");
+  }
+  on_gpu_engine_ = chosen == 1;
+  if (!on_gpu_engine_ && refuses_gpu_memory_.empty()) {
+    refuses_gpu_memory_ =
+        "softnic's engine is a CPU thread, which cannot load or store GPU memory; it was chosen "
+        "because the "
+        "first device communicator was made when no window lay in GPU memory";
+  }
+}
+
+std::uint64_t Device::failures() const {
+  return on_gpu_engine_ && table_.failures ? table_.failures(context_) : 0;
 }
 
 Device::~Device() {
@@ -124,7 +156,7 @@ std::string Device::failure() const {
 
 std::uint64_t* Device::map_doorbell(const verbs::mlx5dv_devx_uar& uar) {
   auto* host = static_cast<std::byte*>(uar.reg_addr);
-  if (!place_.on_gpu()) return reinterpret_cast<std::uint64_t*>(host);
+  if (!place_.on_gpu() || on_gpu_engine_) return reinterpret_cast<std::uint64_t*>(host);
   auto* page = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(host) & ~(kPage - 1));
   const std::lock_guard lock(mutex_);
   const cuda::Current current(*cuda_);
@@ -150,7 +182,7 @@ std::uint64_t* Device::map_doorbell(const verbs::mlx5dv_devx_uar& uar) {
 }
 
 void Device::unmap_doorbell(const verbs::mlx5dv_devx_uar& uar) noexcept {
-  if (!place_.on_gpu()) return;
+  if (!place_.on_gpu() || on_gpu_engine_) return;
   auto* page =
       reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(uar.reg_addr) & ~(kPage - 1));
   const std::lock_guard lock(mutex_);

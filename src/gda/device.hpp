@@ -47,8 +47,17 @@ class Device {
   const std::string& name() const { return name_; }
   const Place& place() const { return place_; }
   const QueueOptions& options() const { return options_; }
-  /// Emulated: a CPU thread is the NIC.
+  /// Emulated: softnic is the NIC, by a CPU thread or a block on our GPU.
   bool emulated() const { return emulated_; }
+  /// A block on our GPU executes the queues: they and their doorbells lie in its memory.
+  bool on_gpu_engine() const { return on_gpu_engine_; }
+  /// Why this NIC cannot use GPU memory; empty if it can.
+  const std::string& refuses_gpu_memory() const { return refuses_gpu_memory_; }
+  /// Chooses softnic's engine for the queues made from now on. Nothing to choose on a real NIC.
+  /// @throws Error(network)
+  void choose_engine(bool gpu_memory);
+  /// Queue pairs in error that nobody may have looked at; only counted where no CPU reads the queues.
+  std::uint64_t failures() const;
 
   /// Why the last call through the table failed, in words.
   std::string failure() const;
@@ -67,6 +76,8 @@ class Device {
   Place place_;
   QueueOptions options_;
   bool emulated_ = false;
+  bool on_gpu_engine_ = false;
+  std::string refuses_gpu_memory_;
   std::string name_;
   verbs::ibv_context* context_ = nullptr;
   verbs::ibv_pd* pd_ = nullptr;

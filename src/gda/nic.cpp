@@ -135,9 +135,28 @@ bool Nic::emulated() const { return device_->emulated(); }
 
 bool Nic::can_use(Memory kind, std::string* why) const {
   if (kind == Memory::host || !device_->emulated()) return true;
-  if (why) *why = "softnic's engine is a CPU thread, which cannot load or store GPU memory";
+  if (device_->refuses_gpu_memory().empty()) return true;
+  if (why) *why = device_->refuses_gpu_memory();
   return false;
 }
+
+void Nic::choose_engine(bootstrap::Bootstrap& bootstrap) {
+  if (engine_chosen_ || !device_->emulated() || !device_->place().on_gpu()) return;
+  const std::byte mine{gpu_memory_};
+  bool somewhere = false;
+  for (const auto& theirs : bootstrap.allgather(std::span(&mine, 1)))
+    somewhere = somewhere || (!theirs.empty() && theirs[0] != std::byte{0});
+  std::string tried;
+  const Attempt chosen = attempt([&] {
+    device_->choose_engine(somewhere);
+    return device_;
+  });
+  if (!all_succeeded(bootstrap, chosen, "softnic's engine", tried))
+    throw Error(Code::network, tried);
+  engine_chosen_ = true;
+}
+
+Memory Nic::sync_memory() const { return device_->on_gpu_engine() ? Memory::device : Memory::host; }
 
 Region Nic::register_region(const memory::Block& block, Access access) {
   std::string why;
@@ -148,6 +167,7 @@ Region Nic::register_region(const memory::Block& block, Access access) {
   }
   const verbs::Table& table = device_->table();
   std::byte* address = block.host ? block.host : block.device;
+  gpu_memory_ = gpu_memory_ || (block.kind == Memory::device && !block.host);
   unsigned rights = verbs::IBV_ACCESS_LOCAL_WRITE;
   if (access != Access::local) {
     rights |= verbs::IBV_ACCESS_REMOTE_WRITE | verbs::IBV_ACCESS_REMOTE_READ |
@@ -160,14 +180,15 @@ Region Nic::register_region(const memory::Block& block, Access access) {
   // softnic: other processes map the memory by its descriptor. Told in whole pages, and only for the
   // time of the call: what is registered keeps its own descriptor.
   std::byte* exposed = nullptr;
-  if (access != Access::local && table.expose_memory && block.fd >= 0 && block.host) {
-    const std::uint64_t before = reinterpret_cast<std::uintptr_t>(block.host) & 4095;
+  if (access != Access::local && table.expose_memory && block.fd >= 0 &&
+      (block.host || block.kind == Memory::device)) {
+    const std::uint64_t before = reinterpret_cast<std::uintptr_t>(address) & 4095;
     if (block.fd_offset >= before &&
-        table.expose_memory(device_->context(), block.host - before, block.bytes + before, block.fd,
+        table.expose_memory(device_->context(), address - before, block.bytes + before, block.fd,
                             block.fd_offset - before) == 0) {
-      exposed = block.host - before;
+      exposed = address - before;
     } else {
-      MARROW_INFO(gda, "memory at ", static_cast<const void*>(block.host),
+      MARROW_INFO(gda, "memory at ", static_cast<const void*>(address),
                   " stays within this process: ", device_->failure());
     }
   }

@@ -55,6 +55,14 @@ class Nic {
   /// @param why  if not null and the answer is no: one sentence
   bool can_use(Memory kind, std::string* why = nullptr) const;
 
+  /// Collective, before the first sync memory and queues: who executes the queues of an emulated NIC. A block
+  /// on each rank's GPU where some rank's registered memory is GPU memory, else a CPU thread; for good.
+  /// MARROW_SOFTNIC=engine=... decides otherwise.
+  /// @throws Error(network) on every rank
+  void choose_engine(bootstrap::Bootstrap& bootstrap);
+  /// Where words that this NIC adds to lie best: signals, counters.
+  Memory sync_memory() const;
+
   /// Registers a block. Not collective.
   /// @throws Error(unsupported) for memory this NIC cannot use, Error(out_of_memory | network)
   Region register_region(const memory::Block& block, Access access);
@@ -72,6 +80,8 @@ class Nic {
  private:
   explicit Nic(std::shared_ptr<Device> device) : device_(std::move(device)) {}
   std::shared_ptr<Device> device_;
+  bool engine_chosen_ = false;
+  bool gpu_memory_ = false;  ///< some registered memory is GPU memory
 };
 
 }  // namespace marrow::gda

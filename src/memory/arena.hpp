@@ -72,6 +72,9 @@ class Arena {
   /// Overwrites an uploaded table, also while kernels run (words are written whole).
   virtual void update(void* table, std::size_t offset, const void* data, std::size_t bytes) = 0;
 
+  /// Reads what kernels or a NIC wrote to device memory, also while kernels run.
+  virtual void download(void* to, const void* from, std::size_t offset, std::size_t bytes) = 0;
+
   template <class T>
   T* upload(std::span<const T> values) {
     return static_cast<T*>(upload(values.data(), values.size_bytes()));

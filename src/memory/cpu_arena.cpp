@@ -71,6 +71,9 @@ class CpuArena final : public Arena {
     tables_.erase(table);
   }
 
+  void download(void* to, const void* from, std::size_t offset, std::size_t bytes) override {
+    std::memcpy(to, static_cast<const std::byte*>(from) + offset, bytes);
+  }
   void update(void* table, std::size_t offset, const void* data, std::size_t bytes) override {
     // Kernels read these tables with relaxed byte or word loads while we write.
     auto* to = static_cast<unsigned char*>(table) + offset;

@@ -182,6 +182,23 @@ class CudaArena final : public Arena {
     table_bytes_.erase(found);
   }
 
+  void download(void* to, const void* from, std::size_t offset, std::size_t bytes) override {
+    std::lock_guard lock(mutex_);
+    need_staging();
+    const cuda::Current current(*context_);
+    auto source = reinterpret_cast<cuda::DevicePointer>(from) + offset;
+    for (std::size_t done = 0; done < bytes;) {
+      const std::size_t part = std::min(kStaging, bytes - done);
+      check(driver().copy_async(reinterpret_cast<cuda::DevicePointer>(staging_.device),
+                                source + done, part, stream_.handle()),
+            base::cat("copying ", part, " bytes from GPU ", context_->device()));
+      check(driver().stream_synchronize(stream_.handle()),
+            base::cat("copying from GPU ", context_->device()));
+      std::memcpy(static_cast<std::byte*>(to) + done, staging_.host, part);
+      done += part;
+    }
+  }
+
   void update(void* table, std::size_t offset, const void* data, std::size_t bytes) override {
     std::lock_guard lock(mutex_);
     write(reinterpret_cast<cuda::DevicePointer>(table) + offset, data, bytes);
@@ -216,12 +233,15 @@ class CudaArena final : public Arena {
     check(driver().stream_synchronize(stream_.handle()), "zeroing GPU memory");
   }
 
+  void need_staging() {
+    if (staging_.host) return;
+    Block block = keep_host(base::memfd("marrow-staging", kStaging), kStaging, 0);
+    staging_ = block;
+  }
+
   /// Through a registered page: a copy from pageable memory would wait for other streams.
   void write(cuda::DevicePointer to, const void* data, std::size_t bytes) {
-    if (!staging_.host) {
-      Block block = keep_host(base::memfd("marrow-staging", kStaging), kStaging, 0);
-      staging_ = block;
-    }
+    need_staging();
     const cuda::Current current(*context_);
     for (std::size_t done = 0; done < bytes;) {
       const std::size_t part = std::min(kStaging, bytes - done);
