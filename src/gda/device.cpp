@@ -112,7 +112,7 @@ void Device::use(verbs::ibv_device* device, const std::string& job,
       }
     }
   } else {
-    refuses_gpu_memory_ = "kernels run on the CPU device, which has no GPU memory";
+    refuses_gpu_memory_ = "softnic's engine is a CPU thread, which cannot load or store GPU memory";
   }
 }
 
