@@ -49,4 +49,35 @@ struct Inventory {
 /// Never throws for hardware that is missing: its reason says so.
 MARROW_API Inventory inventory();
 
+/// One thing the gda path needs of a machine with a real ConnectX (`marrow doctor`).
+struct Need {
+  enum class State : std::uint8_t {
+    found,    ///< as needed
+    missing,  ///< the gda path does not work without it
+    warning,  ///< it works, but slower or not everywhere
+    unknown   ///< could not be looked at, e.g. for lack of rights
+  };
+  std::string part;  ///< what it is a property of: "libraries", "NIC mlx5_0", "GPU 0 to mlx5_0"
+  std::string name;  ///< e.g. "DevX"
+  State state = State::unknown;
+  std::string found;   ///< what is there
+  std::string needed;  ///< what has to be there
+  std::string fix;     ///< what to do; empty when found
+};
+/// Stable lower-case name, e.g. "missing".
+MARROW_API const char* name(Need::State state);
+
+/// All needs at once, and whether the gda path can run: nothing is missing in what all NICs share nor in
+/// one NIC and one GPU with it.
+struct Diagnosis {
+  std::string nic;  ///< the NIC that can be used; empty: none
+  bool usable = false;
+  bool emulated = false;  ///< looked at softnic, not at hardware
+  std::vector<Need> needs;
+};
+
+/// Looks; changes nothing. Opens each NIC and maps one of its registers for a GPU for a moment.
+/// @param nic  as MARROW_NIC: "auto" (all real ones), a device name, or "softnic"
+MARROW_API Diagnosis diagnose(const std::string& nic = "auto");
+
 }  // namespace marrow

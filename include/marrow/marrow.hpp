@@ -69,6 +69,10 @@ class MARROW_API Window {
   std::uint64_t bytes() const;
   /// The path that add, fetch_add, compare_swap and SignalAt take on it, for all peers.
   Path atomic_path() const;
+  /// Why those four are refused on this window (Status::invalid; check() names the call): its memory is
+  /// on a GPU and some pair of ranks is connected by the proxy, whose threads cannot add there. Empty: they
+  /// work.
+  std::string why_no_atomics() const;
   /// Collective: unmaps and frees now.
   void close();
 
@@ -166,6 +170,8 @@ class MARROW_API Communicator {
   DeviceCommunicatorOwner device_communicator(Requirements requirements = {});
 
   /// Throws what went wrong asynchronously, with the peer's rank, until it is handled; else returns.
+  /// Violations that MARROW_CHECKED kernels reported are thrown one a call, each once; the first 32 are
+  /// kept until they are read.
   void check();
 
   /// Aborts: our and all survivors' waits return Status::aborted; their check() has the sentence.

@@ -22,10 +22,15 @@ class MARROW_API UniqueId {
   UniqueId() = default;
 
   /// Makes a fresh id and opens the listener of rank 0 in this process. The communicator of rank 0
-  /// must be made in this process (or a child forked from it) and takes the listener over; an id is
-  /// good for one communicator. Obeys MARROW_SOCKET_IFNAME.
+  /// must be made in this process (or a child forked from it) and takes the listener over (two
+  /// descriptors); an id is good for one communicator. An id that will not be used wants discard().
+  /// Obeys MARROW_SOCKET_IFNAME.
   /// Throws Error(invalid_argument, out_of_memory or system).
   static UniqueId create();
+
+  /// Closes the listener that create() opened, unless a communicator of rank 0 took it: nobody can
+  /// join by this id any more. Nothing for ids made elsewhere.
+  void discard() const noexcept;
 
   /// The bytes to hand to the other ranks.
   std::span<const std::byte, kSize> bytes() const noexcept { return bytes_; }

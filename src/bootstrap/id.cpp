@@ -160,6 +160,13 @@ void drop_inherited_listener(std::uint64_t session) {
 
 }  // namespace bootstrap
 
+void UniqueId::discard() const noexcept {
+  try {
+    bootstrap::take_listener(bootstrap::decode(*this).credentials.session);
+  } catch (const std::exception&) {  // not an id: nothing was opened for it
+  }
+}
+
 UniqueId UniqueId::create() { return bootstrap::create_id({}); }
 
 UniqueId UniqueId::from_bytes(std::span<const std::byte> bytes) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One function a command. Each returns the exit code: 0 ok, 1 a check failed; what is thrown becomes 2, or 1
+// One function a command. Each returns the exit code: 0 ok, 1 a check failed or the machine lacks something (doctor); what is thrown becomes 2, or 1
 // when it happened between ranks.
 #pragma once
 
@@ -15,6 +15,7 @@ int run_perf(const PerfOptions& options);
 int run_info(const InfoOptions& options);
 int run_env(const EnvOptions& options);
 int run_errors(const ErrorsOptions& options);
+int run_doctor(const DoctorOptions& options);
 
 /// Settings of one communicator for --path and --network: the network's name goes to MARROW_NIC on the gda
 /// path, else to MARROW_NETWORK.

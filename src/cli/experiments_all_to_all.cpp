@@ -93,6 +93,7 @@ class AllToAll {
         // A failed peer ends the batch, not only what comes after it; rare enough to cost no time.
         if (i % 64 == 63) comm_.check();
         launch_once();
+        if (!comm_.place().on_gpu()) log_.finish(comm_, "alltoall");  // has run: no wait for others
       }
       comm_.synchronize();
       const double mine =

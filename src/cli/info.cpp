@@ -49,7 +49,8 @@ WindowReport try_window(Communicator& comm, Memory memory) {
   try {
     Window window = comm.allocate(4096, memory);
     report.accepted = true;
-    report.atomic_path = name(window.atomic_path());
+    report.reason = window.why_no_atomics();
+    report.atomic_path = report.reason.empty() ? name(window.atomic_path()) : "none";
     window.close();
   } catch (const Error& error) {
     if (error.code() != Code::unsupported) throw;

@@ -104,6 +104,23 @@ Json pairs_json(const std::vector<PairReport>& pairs) {
   return json;
 }
 
+Json diagnosis_json(const Diagnosis& found) {
+  Json json;
+  json["usable"] = found.usable;
+  json["emulated"] = found.emulated;
+  json["nic"] = found.nic;
+  json["needs"] = Json::array();
+  for (const Need& need : found.needs) {
+    json["needs"].push_back({{"part", need.part},
+                             {"name", need.name},
+                             {"state", name(need.state)},
+                             {"found", need.found},
+                             {"needed", need.needed},
+                             {"fix", need.fix}});
+  }
+  return json;
+}
+
 }  // namespace
 
 std::string to_json(const Document& document) {
@@ -127,6 +144,7 @@ std::string to_json(const Document& document) {
                                {"atomic_path", window.atomic_path},
                                {"reason", window.reason}});
   }
+  if (document.diagnosis) json["diagnosis"] = diagnosis_json(*document.diagnosis);
   for (const ParameterInfo& p : document.environment) {
     json["environment"].push_back({{"name", p.name},
                                    {"type", p.type},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `marrow`: demo, perf, info, env, errors. Everything is on the public API.
+// `marrow`: demo, perf, info, doctor, env, errors. Everything is on the public API.
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -40,6 +40,7 @@ int run(const Invocation& invocation) {
     case Command::demo: return run_demo(invocation.demo);
     case Command::perf: return run_perf(invocation.perf);
     case Command::info: return run_info(invocation.info);
+    case Command::doctor: return run_doctor(invocation.doctor);
     case Command::env: return run_env(invocation.env);
     case Command::errors: return run_errors(invocation.errors);
     case Command::none: break;

@@ -146,6 +146,21 @@ CommandSpec info_command(InfoOptions& o) {
   return c;
 }
 
+CommandSpec doctor_command(DoctorOptions& o) {
+  CommandSpec c{Command::doctor,
+                "doctor",
+                "everything the gda path needs of a real NIC: found or missing, and how to fix it",
+                "  marrow doctor\n  marrow doctor --nic mlx5_0 --json doctor.json\n"
+                "  marrow doctor --nic softnic\n"
+                "\nExit code 0: the path can run; 1: something is missing.\n",
+                {}};
+  c.options.push_back(
+      text("--nic", "NAME",
+           "look at this one: mlx5_0, softnic (default: MARROW_NIC; auto: all real ones)", &o.nic));
+  c.options.push_back(json(&o.json));
+  return c;
+}
+
 }  // namespace
 
 std::vector<CommandSpec> command_line(Invocation& into) {
@@ -153,6 +168,7 @@ std::vector<CommandSpec> command_line(Invocation& into) {
   commands.push_back(demo_command(into.demo));
   commands.push_back(perf_command(into.perf));
   commands.push_back(info_command(into.info));
+  commands.push_back(doctor_command(into.doctor));
   CommandSpec env{Command::env,
                   "env",
                   "every MARROW_* parameter: value in force, default, range, meaning",

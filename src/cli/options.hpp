@@ -13,7 +13,7 @@
 
 namespace marrow::cli {
 
-enum class Command : std::uint8_t { none, demo, perf, info, env, errors };
+enum class Command : std::uint8_t { none, demo, perf, info, doctor, env, errors };
 
 /// How ranks are started; shared by demo, perf and info.
 struct RankOptions {
@@ -55,6 +55,11 @@ struct InfoOptions {
   std::string json;
 };
 
+struct DoctorOptions {
+  std::string nic;  ///< empty: MARROW_NIC
+  std::string json;
+};
+
 struct EnvOptions {
   std::string json;
   bool markdown = false;
@@ -69,6 +74,7 @@ struct Invocation {
   DemoOptions demo;
   PerfOptions perf;
   InfoOptions info;
+  DoctorOptions doctor;
   EnvOptions env;
   ErrorsOptions errors;
 };

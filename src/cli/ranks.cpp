@@ -218,6 +218,7 @@ void RankTeam::run(const std::map<std::string, std::string>& parameters,
     start.set_value(true);
   } catch (const std::system_error& error) {
     start.set_value(false);
+    id.discard();
     failure.add(std::make_exception_ptr(
         Error(Code::out_of_memory,
               format("starting rank %zu of %d as a thread failed: %s", others.size() + 1, size_,

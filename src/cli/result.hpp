@@ -83,8 +83,8 @@ struct PairReport {
 struct WindowReport {
   std::string memory;  ///< "device" or "host"
   bool accepted = false;
-  std::string atomic_path;
-  std::string reason;  ///< why not
+  std::string atomic_path;  ///< "none": puts and gets only
+  std::string reason;       ///< why it is not accepted, or why it has no atomics
 };
 
 /// What `--json` writes: bench/schema.json.
@@ -95,6 +95,7 @@ struct Document {
   std::optional<Inventory> inventory;
   std::vector<PairReport> pairs;
   std::vector<WindowReport> windows;
+  std::optional<Diagnosis> diagnosis;
   std::vector<ParameterInfo> environment;
 };
 

@@ -13,11 +13,12 @@ KernelLog::KernelLog(const Place& place, int blocks, std::size_t samples)
       status_(place, static_cast<std::size_t>(blocks) * sizeof(std::uint32_t)),
       start_(place, static_cast<std::size_t>(blocks) * sizeof(std::uint64_t)),
       end_(place, static_cast<std::size_t>(blocks) * sizeof(std::uint64_t)),
-      sample_(place, samples * sizeof(std::uint64_t)) {}
+      sample_(place, samples * sizeof(std::uint64_t)),
+      awaited_(place, static_cast<std::size_t>(blocks) * sizeof(std::uint32_t)) {}
 
 Log KernelLog::log() const {
   return {status_.as<std::uint32_t>(), start_.as<std::uint64_t>(), end_.as<std::uint64_t>(),
-          sample_.as<std::uint64_t>()};
+          sample_.as<std::uint64_t>(), awaited_.as<std::uint32_t>()};
 }
 
 void KernelLog::finish(Communicator& comm, const std::string& what) const {
@@ -27,14 +28,20 @@ void KernelLog::finish(Communicator& comm, const std::string& what) const {
   if (*worst == 0) return;
   comm.check();  // has the better sentence when something failed asynchronously
   const auto code = static_cast<Status>(*worst);
+  const auto block = worst - status.begin();
+  const std::uint32_t awaited = awaited_.download<std::uint32_t>(
+      static_cast<std::size_t>(blocks_))[static_cast<std::size_t>(block)];
+  const std::string whom = awaited ? format(", waiting for rank %u", awaited - 1) : "";
   throw Error(code == Status::timeout       ? Code::timeout
               : code == Status::peer_failed ? Code::peer_failed
               : code == Status::aborted     ? Code::aborted
                                             : Code::internal,
-              format("%s ended with %s on rank %d, block %d", what.c_str(), name(code), comm.rank(),
-                     static_cast<int>(worst - status.begin())),
+              format("%s ended with %s on rank %d, block %d%s", what.c_str(), name(code),
+                     comm.rank(), static_cast<int>(block), whom.c_str()),
               code == Status::timeout
-                  ? "run with MARROW_DEBUG=INFO; MARROW_WAIT_TIMEOUT bounds each wait"
+                  ? (awaited ? format("see what rank %u does; MARROW_WAIT_TIMEOUT bounds each wait",
+                                      awaited - 1)
+                             : "run with MARROW_DEBUG=INFO; MARROW_WAIT_TIMEOUT bounds each wait")
                   : "run with MARROW_DEBUG=INFO to see what happened first");
 }
 

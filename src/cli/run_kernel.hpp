@@ -17,7 +17,7 @@ class KernelLog {
   KernelLog(const Place& place, int blocks, std::size_t samples = 0);
   Log log() const;
   /// Waits for the kernel. @throws what the communicator knows, else Error(timeout | peer_failed | aborted |
-  /// internal) naming `what`, the rank and the block
+  /// internal) naming `what`, the rank, the block and the rank that was waited for
   void finish(Communicator& comm, const std::string& what) const;
   /// First start to last end of the last launch, ns. After finish().
   std::uint64_t elapsed_ns() const;
@@ -25,7 +25,7 @@ class KernelLog {
 
  private:
   int blocks_;
-  Buffer status_, start_, end_, sample_;
+  Buffer status_, start_, end_, sample_, awaited_;
 };
 
 /// How this rank reaches `peer`: path, network and every device that does a step.

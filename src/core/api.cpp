@@ -33,6 +33,10 @@ void* Window::data() const { return open(state_, "Window").symmetric().block().d
 void* Window::host() const { return open(state_, "Window").symmetric().block().host; }
 std::uint64_t Window::bytes() const { return open(state_, "Window").symmetric().block().bytes; }
 Path Window::atomic_path() const { return handle().atomic_path; }
+std::string Window::why_no_atomics() const {
+  const core::SymmetricBlock& window = open(state_, "Window").symmetric();
+  return core::why_no_atomics(window.handle().atomic_path, window.block());
+}
 void Window::close() {
   if (state_) state_->close();
   state_.reset();

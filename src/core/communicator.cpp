@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Set-up, liveness and tear-down of a communicator.
 #include <algorithm>
+#include <atomic>
 #include <exception>
 
 #include "base/log.hpp"
@@ -11,9 +12,17 @@
 #include "cuda/driver.hpp"
 
 namespace marrow::core {
+namespace {
+
+std::uint64_t next_number() {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+}  // namespace
 
 CommunicatorState::CommunicatorState(const UniqueId& id, int nranks, int rank, Config config)
-    : config_(std::move(config)) {
+    : number_(next_number()), config_(std::move(config)) {
   const base::log::ThreadRank log_rank(rank);
   try {
     for (const auto& [name, value] : config_.parameters) parameters_.set(name, value);
@@ -23,6 +32,7 @@ CommunicatorState::CommunicatorState(const UniqueId& id, int nranks, int rank, C
     throw;
   }
   if (nranks > kMaxRanks) {  // the same on every rank, or a mismatch of counts that rank 0 tells
+    if (rank == 0) id.discard();
     throw Error(Code::invalid_argument, base::cat("A communicator of ", nranks, " ranks."),
                 base::cat("use 1 to ", kMaxRanks));
   }

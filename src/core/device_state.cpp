@@ -39,6 +39,7 @@ DeviceState::DeviceState(std::shared_ptr<CommunicatorState> comm, const Requirem
   DeviceCommunicator& h = handle_;
   h.abi = kAbiVersion;
   h.bytes = sizeof(DeviceCommunicator);
+  h.owner = comm->number();
   h.rank = rank;
   h.nranks = comm->nranks();
   h.lsa_first = plan.lsa_first[rank];

@@ -93,22 +93,37 @@ void FaultBoard::agreed(const std::vector<bool>& failed) {
   }
 }
 
-void FaultBoard::throw_checked_report() const {
-  const std::uint64_t count = word(control_->reports).load(std::memory_order_acquire);
-  if (count == 0) return;
-  const std::uint64_t kept = std::min<std::uint64_t>(count, kCheckedReports);
-  for (std::uint64_t i = 0; i < kept; ++i) {
-    CheckedReport& report = control_->report[i];
-    // Meets the publish of `line` in detail::violation: the report's other words are whole.
-    const std::uint32_t line =
-        std::atomic_ref<std::uint32_t>(report.line).load(std::memory_order_acquire);
-    if (line == 0) continue;
-    throw Error(Code::invalid_argument,
-                base::cat(report.file, ":", line, ": ", report.operation, " on rank ", rank_, ": ",
-                          meaning(report.what), ": value ", static_cast<std::int64_t>(report.value),
-                          ", limit ", report.limit, " (block ", report.block, ", thread ",
-                          report.thread, "; ", count, " violations in all)"),
-                "correct the call; the operation did nothing and returned Status::invalid");
+void FaultBoard::throw_checked_report() {
+  const auto reports = word(control_->reports);
+  for (;;) {
+    // Relaxed: what a report says is published by its own line.
+    std::uint64_t count = reports.load(std::memory_order_relaxed);
+    const std::uint64_t kept = std::min<std::uint64_t>(count, kCheckedReports);
+    if (reports_read_ < kept) {
+      CheckedReport& report = control_->report[reports_read_];
+      // Meets the publish of `line` in detail::violation: the report's other words are whole.
+      const auto line_word = std::atomic_ref<std::uint32_t>(report.line);
+      const std::uint32_t line = line_word.load(std::memory_order_acquire);
+      if (line == 0) return;  // a kernel is writing it
+      const Error error(
+          Code::invalid_argument,
+          base::cat(report.file, ":", line, ": ", report.operation, " on rank ", rank_, ": ",
+                    meaning(report.what), ": value ", static_cast<std::int64_t>(report.value),
+                    ", limit ", report.limit, " (block ", report.block, ", thread ", report.thread,
+                    "; ", count, " violations since the last were read)"),
+          "correct the call; the operation did nothing and returned Status::invalid");
+      line_word.store(0, std::memory_order_relaxed);  // published by the release below
+      ++reports_read_;
+      throw Error(error);
+    }
+    if (count == 0) return;
+    // All that were kept are read: the slots are free again, unless another has come meanwhile.
+    // Release: publishes the cleared lines to the kernel whose fetch_add takes a slot next.
+    if (reports.compare_exchange_strong(count, 0, std::memory_order_release,
+                                        std::memory_order_relaxed)) {
+      reports_read_ = 0;
+      return;
+    }
   }
 }
 
@@ -125,7 +140,7 @@ void FaultBoard::throw_stream_failure(Status status) const {
           : "check the peer, signal and window numbers of the call");
 }
 
-void FaultBoard::throw_if_any() const {
+void FaultBoard::throw_if_any() {
   std::lock_guard lock(mutex_);
   if (const std::uint64_t seen = word(control_->foreign_abi).load(std::memory_order_relaxed)) {
     throw Error(Code::version,

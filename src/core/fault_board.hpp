@@ -29,19 +29,21 @@ class FaultBoard {
   /// The survivors agreed on who failed: waits work again, except those that name a failed rank.
   void agreed(const std::vector<bool>& failed);
 
-  /// Throws the first thing that went wrong and has not been handled.
-  void throw_if_any() const;
+  /// Throws the first thing that went wrong and has not been handled; reports of MARROW_CHECKED
+  /// kernels one a call, each once.
+  void throw_if_any();
 
  private:
   void set_bits(std::uint64_t bits);
-  void throw_checked_report() const;
+  void throw_checked_report();
   void throw_stream_failure(Status status) const;
 
   ControlBlock* control_;
   int rank_;
   mutable std::mutex mutex_;
-  std::vector<bool> failed_;  ///< seen, not yet agreed
-  std::vector<bool> masked_;  ///< agreed
+  std::vector<bool> failed_;        ///< seen, not yet agreed
+  std::vector<bool> masked_;        ///< agreed
+  std::uint64_t reports_read_ = 0;  ///< of control_->report, since they were last cleared
   std::optional<Error> failure_;
   std::optional<Error> abort_;
   std::optional<Error> network_;

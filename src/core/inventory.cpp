@@ -5,6 +5,7 @@
 
 #include "base/text.hpp"
 #include "cuda/driver.hpp"
+#include "gda/requirements.hpp"
 #include "marrow/error.hpp"
 #include "marrow/marrow.hpp"
 #include "proxy/networks.hpp"
@@ -98,6 +99,21 @@ Inventory inventory() {
   add_nics(all);
   add_networks(all);
   return all;
+}
+
+const char* name(Need::State state) {
+  switch (state) {
+    case Need::State::found: return "found";
+    case Need::State::missing: return "missing";
+    case Need::State::warning: return "warning";
+    case Need::State::unknown: return "unknown";
+  }
+  return "unknown";
+}
+
+Diagnosis diagnose(const std::string& nic) {
+  if (nic.rfind("softnic", 0) == 0) return gda::softnic_requirements(verbs::provider("softnic"));
+  return gda::requirements(gda::this_machine(), nic == "auto" || nic == "none" ? "" : nic);
 }
 
 }  // namespace marrow

@@ -38,6 +38,8 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   int rank() const { return bootstrap_->rank(); }
   int nranks() const { return bootstrap_->nranks(); }
   const Place& place() const { return config_.place; }
+  /// Tells the communicators of this process apart; never 0.
+  std::uint64_t number() const { return number_; }
   bootstrap::Bootstrap& bootstrap() { return *bootstrap_; }
   const base::Parameters& parameters() const { return parameters_; }
   memory::Arena& arena() { return *arena_; }
@@ -100,6 +102,7 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   void unwatch();  ///< no call runs once it returns
   std::shared_ptr<WindowState> keep(std::shared_ptr<WindowState> window);
 
+  const std::uint64_t number_;
   Config config_;
   base::Parameters parameters_;
   std::unique_ptr<bootstrap::Bootstrap> bootstrap_;

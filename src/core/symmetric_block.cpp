@@ -12,6 +12,7 @@ SymmetricBlock::SymmetricBlock(CommunicatorState& comm, memory::Arena& arena,
   handle_.abi = kAbiVersion;
   handle_.id = id;
   handle_.bytes = block.bytes;
+  handle_.owner = comm.number();
   handle_.local = block.device;
   handle_.atomic_path = comm.plan().atomic;
   handle_.host_memory = block.kind == Memory::host;

@@ -5,6 +5,13 @@
 
 namespace marrow::core {
 
+std::string why_no_atomics(Path atomic_path, const memory::Block& block) {
+  if (atomic_path != Path::proxy || block.host) return {};
+  return "atomics take the proxy path, whose threads cannot add to GPU memory; use Memory::host "
+         "for "
+         "windows with words that peers add to";
+}
+
 WindowState::WindowState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block,
                          bool owned)
     : comm_(comm), block_(block), owned_(owned) {
@@ -94,6 +101,7 @@ LocalBufferState::LocalBufferState(std::shared_ptr<CommunicatorState> comm,
   handle_.abi = kAbiVersion;
   handle_.id = id;
   handle_.bytes = block.bytes;
+  handle_.owner = comm_->number();
   handle_.local = block.device;
   handle_.host_memory = block.kind == Memory::host;
   try {

@@ -94,6 +94,8 @@ enum class DeviceAttribute : int {
   vmm_supported = 102,
   posix_fd_supported = 103,
   gpu_direct_rdma_with_vmm = 110,
+  gpu_direct_rdma_supported = 116,
+  gpu_direct_rdma_writes_ordering = 118,
   dma_buf_supported = 124,
 };
 /// CUdevice_P2PAttribute.

@@ -20,7 +20,32 @@ constexpr std::size_t kPage = 4096;
 
 [[noreturn]] void refuse(const std::string& sentence) { throw Error(Code::unsupported, sentence); }
 
+void* page_of(const void* address) {
+  return reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(address) & ~(kPage - 1));
+}
+
 }  // namespace
+
+void map_register_page(const cuda::Context& context, void* register_address, bool io_memory) {
+  constexpr unsigned kIoMemory = 4;
+  const cuda::Current current(context);
+  cuda::check(
+      cuda::driver().host_register(
+          page_of(register_address), kPage,
+          cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap | (io_memory ? kIoMemory : 0)),
+      cat("mapping a doorbell page for GPU ", context.device()),
+      "the driver must allow PeerMappingOverride for a real NIC "
+      "(NVreg_RegistryDwords=\"PeerMappingOverride=1;\"); `marrow doctor` checks it");
+}
+
+void unmap_register_page(const cuda::Context& context, void* register_address) noexcept {
+  try {
+    const cuda::Current current(context);
+    cuda::check_quietly(cuda::driver().host_unregister(page_of(register_address)),
+                        "unmapping a doorbell page");
+  } catch (const Error&) {  // the driver has shut down
+  }
+}
 
 std::shared_ptr<Device> Device::open(const std::string& provider, const std::string& name,
                                      const std::string& job, const std::string& softnic_options,
@@ -138,10 +163,7 @@ std::uint64_t Device::failures() const {
 }
 
 Device::~Device() {
-  for (const auto& [page, users] : mapped_pages_) {
-    const cuda::Current current(*cuda_);
-    cuda::check_quietly(cuda::driver().host_unregister(page), "unmapping a doorbell page");
-  }
+  for (const auto& [page, users] : mapped_pages_) unmap_register_page(*cuda_, page);
   if (pd_ && table_.dealloc_pd(pd_) != 0)
     MARROW_WARN(gda, name_, ": freeing the protection domain: ", failure());
   if (context_ && table_.close_device(context_) != 0)
@@ -157,19 +179,12 @@ std::string Device::failure() const {
 std::uint64_t* Device::map_doorbell(const verbs::mlx5dv_devx_uar& uar) {
   auto* host = static_cast<std::byte*>(uar.reg_addr);
   if (!place_.on_gpu() || on_gpu_engine_) return reinterpret_cast<std::uint64_t*>(host);
-  auto* page = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(host) & ~(kPage - 1));
+  void* page = page_of(host);
   const std::lock_guard lock(mutex_);
   const cuda::Current current(*cuda_);
   const auto found = mapped_pages_.find(page);
   if (found == mapped_pages_.end()) {
-    // A register of a real NIC is I/O memory; softnic's is an ordinary page, which that flag refuses.
-    constexpr unsigned kIoMemory = 4;
-    const unsigned flags =
-        cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap | (emulated_ ? 0 : kIoMemory);
-    cuda::check(cuda::driver().host_register(page, kPage, flags),
-                cat("mapping a doorbell page of ", name_, " for GPU ", place_.device),
-                "the driver must allow PeerMappingOverride for a real NIC "
-                "(NVreg_RegistryDwords=\"PeerMappingOverride=1;\")");
+    map_register_page(*cuda_, page, !emulated_);
     mapped_pages_[page] = 1;
   } else {
     ++found->second;
@@ -183,14 +198,12 @@ std::uint64_t* Device::map_doorbell(const verbs::mlx5dv_devx_uar& uar) {
 
 void Device::unmap_doorbell(const verbs::mlx5dv_devx_uar& uar) noexcept {
   if (!place_.on_gpu() || on_gpu_engine_) return;
-  auto* page =
-      reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(uar.reg_addr) & ~(kPage - 1));
+  void* page = page_of(uar.reg_addr);
   const std::lock_guard lock(mutex_);
   const auto found = mapped_pages_.find(page);
   if (found == mapped_pages_.end() || --found->second > 0) return;
   mapped_pages_.erase(found);
-  const cuda::Current current(*cuda_);
-  cuda::check_quietly(cuda::driver().host_unregister(page), "unmapping a doorbell page");
+  unmap_register_page(*cuda_, page);
 }
 
 }  // namespace marrow::gda

@@ -26,6 +26,12 @@ struct QueueOptions {
   bool collapsed = false;
 };
 
+/// Makes the page of a doorbell register addressable by a GPU's kernels.
+/// @param io_memory  a real NIC's register; softnic's is an ordinary page, which that flag refuses
+/// @throws Error(cuda) with what the driver must allow
+void map_register_page(const cuda::Context& context, void* register_address, bool io_memory);
+void unmap_register_page(const cuda::Context& context, void* register_address) noexcept;
+
 class Device {
  public:
   /// Opens `name` (empty: the first usable device) of a provider.

@@ -123,7 +123,8 @@ class CudaArena final : public Arena {
     Owned owned;
     if (facts.kind == Memory::host) {
       block.host = static_cast<std::byte*>(pointer);
-      if (!facts.known_to_cuda) owned.registration = HostRegistration(context_, pointer, bytes);
+      // Also where CUDA knows the first byte: it may be another window's, and end before this one.
+      owned.registration = HostRegistration(context_, pointer, bytes);
       block.device = device_address(*context_, block.host);
       if (facts.file) {
         owned.fd = base::Fd::dup_of(facts.file.get());
@@ -144,12 +145,7 @@ class CudaArena final : public Arena {
     std::lock_guard lock(mutex_);
     auto [at, end] = adopted_.equal_range(block.device);
     while (at != end && block.fd >= 0 && at->second.fd.get() != block.fd) ++at;
-    if (at == end) return;
-    HostRegistration registration = std::move(at->second.registration);
-    adopted_.erase(at);
-    // Adopted twice, the memory was registered once: it stays so for the one that is left.
-    if (const auto left = adopted_.find(block.device); left != adopted_.end())
-      left->second.registration = std::move(registration);
+    if (at != end) adopted_.erase(at);
   }
 
   void* upload(const void* data, std::size_t bytes) override {

@@ -6,6 +6,7 @@
 #include "base/text.hpp"
 #include "marrow/error.hpp"
 #include "memory/host_backing.hpp"
+#include "memory/host_pages.hpp"
 
 namespace marrow::memory {
 namespace {
@@ -22,6 +23,17 @@ T pointer_attribute(cuda::PointerAttribute which, void* pointer) {
   return value;
 }
 
+/// Of the process, as registrations are: for all its GPUs (portable).
+HostPages& host_pages() {
+  static HostPages pages;
+  return pages;
+}
+
+void unregister(std::uintptr_t first) {
+  cuda::check_quietly(driver().host_unregister(reinterpret_cast<void*>(first)),
+                      "unregistering host memory");
+}
+
 }  // namespace
 
 std::uint64_t page_size() {
@@ -34,22 +46,41 @@ HostRegistration::HostRegistration(std::shared_ptr<cuda::Context> context, void*
     : context_(std::move(context)) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
   const std::uintptr_t first = address / page_size() * page_size();
-  const std::uint64_t size = round_up(address + bytes, page_size()) - first;
+  const std::uintptr_t end = round_up(address + bytes, page_size());
   const cuda::Current current(*context_);
-  const Result result =
-      driver().host_register(reinterpret_cast<void*>(first), size,
-                             cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap);
-  if (result == Result::host_memory_already_registered) return;  // by the caller: it stays theirs
-  check(result, base::cat("registering ", size, " bytes of host memory with CUDA"),
-        "raise the limit of locked memory (ulimit -l) or use less");
-  pages_ = reinterpret_cast<void*>(first);
+  const auto enroll = [&](std::uintptr_t from, std::uintptr_t to) {
+    auto* const pages = reinterpret_cast<void*>(from);
+    // Also what came from cudaMallocHost.
+    if (pointer_attribute<unsigned>(cuda::PointerAttribute::memory_type, pages) ==
+        cuda::kMemoryTypeHost)
+      return false;
+    const Result result = driver().host_register(
+        pages, to - from, cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap);
+    if (result == Result::host_memory_already_registered) return false;
+    check(result, base::cat("registering ", to - from, " bytes of host memory with CUDA"),
+          "raise the limit of locked memory (ulimit -l) or use less");
+    return true;
+  };
+  switch (host_pages().hold(first, end, enroll, unregister)) {
+    case HostPages::Outcome::held:
+      first_ = first;
+      end_ = end;
+      return;
+    case HostPages::Outcome::foreign: return;  // the caller's: it stays theirs
+    case HostPages::Outcome::mixed:
+      throw Error(
+          Code::unsupported,
+          base::cat("the program has registered a part of these ", bytes,
+                    " bytes of host memory with CUDA (cudaHostRegister), and not the rest."),
+          "register all of it or nothing of it");
+  }
 }
 
 HostRegistration::~HostRegistration() {
-  if (!context_ || pages_ == nullptr) return;
+  if (!context_ || end_ == 0) return;
   try {
     const cuda::Current current(*context_);
-    cuda::check_quietly(driver().host_unregister(pages_), "unregistering host memory");
+    host_pages().drop(first_, end_, unregister);
   } catch (const Error&) {
   }
 }
@@ -71,14 +102,12 @@ PointerFacts pointer_facts(const cuda::Context& context, void* pointer, std::uin
                 "use cudaMalloc");
   }
   if (type != cuda::kMemoryTypeDevice) {
-    facts.known_to_cuda = type == cuda::kMemoryTypeHost;
     HostBacking backing = host_backing(pointer, bytes);
     facts.file = std::move(backing.fd);
     facts.file_offset = backing.offset;
     return facts;
   }
   facts.kind = Memory::device;
-  facts.known_to_cuda = true;
   const auto device = pointer_attribute<int>(cuda::PointerAttribute::device_ordinal, pointer);
   if (device != context.device()) {
     throw Error(Code::unsupported,

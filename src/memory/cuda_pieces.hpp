@@ -23,23 +23,30 @@ using cuda::enable_peer;
 using cuda::IpcMapping;
 using cuda::VmmMapping;
 
-/// Host pages the GPUs of this process may reach. Whole pages around [pointer, pointer + bytes).
+/// Host pages the GPUs of this process may reach: the whole pages around [pointer, pointer + bytes).
+/// Ranges may overlap: see HostPages.
 class HostRegistration {
  public:
   HostRegistration() = default;
+  /// @throws Error(unsupported) when the program has registered a part of the range itself
   HostRegistration(std::shared_ptr<cuda::Context> context, void* pointer, std::uint64_t bytes);
-  HostRegistration(HostRegistration&& other) noexcept
-      : context_(std::move(other.context_)), pages_(std::exchange(other.pages_, nullptr)) {}
+  HostRegistration(HostRegistration&& other) noexcept { swap(other); }
   HostRegistration& operator=(HostRegistration&& other) noexcept {
-    std::swap(context_, other.context_);
-    std::swap(pages_, other.pages_);
+    swap(other);
     return *this;
   }
   ~HostRegistration();
 
  private:
+  void swap(HostRegistration& other) noexcept {
+    std::swap(context_, other.context_);
+    std::swap(first_, other.first_);
+    std::swap(end_, other.end_);
+  }
+
   std::shared_ptr<cuda::Context> context_;
-  void* pages_ = nullptr;
+  std::uintptr_t first_ = 0;
+  std::uintptr_t end_ = 0;  ///< 0: the program's registration serves
 };
 
 /// Where kernels see registered host memory.
@@ -48,7 +55,6 @@ std::byte* device_address(const cuda::Context& context, void* host);
 /// What is known of memory that somebody else allocated.
 struct PointerFacts {
   Memory kind = Memory::host;
-  bool known_to_cuda = false;              ///< device memory, or registered host memory
   bool vmm_exportable = false;             ///< VMM memory made with a POSIX descriptor in mind
   std::uint64_t offset_in_allocation = 0;  ///< of the pointer, device memory only
   base::Fd file;                           ///< of shared host memory, when it is still open here

@@ -19,7 +19,7 @@ OPERATIONS = {"put": "8,1K", "put_value": "8,24", "get": "8,4K", "signal": None,
 
 def test_help_has_examples_and_every_command(marrow):
     text = marrow.ok("--help")
-    for command in ("demo", "perf", "info", "env", "errors"):
+    for command in ("demo", "perf", "info", "doctor", "env", "errors"):
         assert re.search(rf"^  {command} ", text, re.M)
         assert "Examples:\n  marrow " + command in marrow.ok(command, "--help")
     assert marrow.ok("--version").startswith("marrow 0.")
@@ -93,6 +93,26 @@ def test_the_environment_counts_without_an_option(marrow, variable, sentence):
 
 def test_path_of_the_environment_is_taken(marrow):
     assert "path proxy on shm" in marrow.ok("perf", "signal", *QUICK, env={"MARROW_PATH": "proxy"})
+
+
+@pytest.mark.parametrize("words", [("put", "--path", "lsa"), ("signal", "--path", "proxy"), ("barrier", "--path", "lsa"),
+                                   ("alltoall", "--path", "lsa", "--sizes", "64K"), ("alltoall", "--path", "gda", "--sizes", "64K")])
+def test_a_timeout_names_both_ranks(marrow, words):
+    """Rank 1 is stopped: rank 0 says whom it waited for, and neither text leaves the other out."""
+    team = subprocess.Popen([str(marrow.path), "perf", *words, "--iterations", "10000000", "--ranks", "2", "--processes"],
+                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                            env={**os.environ, "MARROW_WAIT_TIMEOUT": "1s", "MARROW_BOOTSTRAP_TIMEOUT": "20s"})
+    deadline = time.monotonic() + 20
+    while len(children_of(team.pid)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    ranks = sorted(children_of(team.pid))
+    time.sleep(1)
+    os.kill(ranks[1], signal.SIGSTOP)
+    time.sleep(3)
+    os.kill(ranks[1], signal.SIGCONT)
+    _, told = team.communicate(timeout=40)
+    assert team.returncode == 1, told
+    assert re.search(r"ended with timeout on rank 0, block 0, waiting for rank 1\. Next: see what rank 1 does", told), told
 
 
 def test_why_there_is_no_nic_is_told(marrow):
@@ -237,6 +257,29 @@ def test_info(marrow):
     assert any(n["name"] == "shm" and n["usable"] for n in document["inventory"]["networks"])
 
 
+def test_doctor_on_a_machine_without_a_nic(marrow):
+    done = marrow.run("doctor", "--json", "-")
+    document = json.loads(done.stdout)
+    jsonschema.validate(document, SCHEMA, cls=jsonschema.Draft7Validator)
+    found = document["diagnosis"]
+    assert done.returncode == (0 if found["usable"] else 1)
+    if found["usable"]:
+        pytest.skip("SKIP: this machine has a ConnectX and a GPU that can use it")
+    assert found["nic"] == "" and any(n["state"] == "missing" for n in found["needs"])
+    text = marrow.run("doctor").stdout
+    for need in found["needs"]:  # all at once, each with its fix
+        assert need["name"] in text and need["fix"] in text
+    assert "not usable on a real NIC here" in text
+
+
+def test_doctor_on_softnic(marrow):
+    text = marrow.ok("doctor", "--nic", "softnic")
+    assert "usable on softnic" in text and "DevX" in text and "missing" not in text
+    assert marrow.json("doctor", env={"MARROW_NIC": "softnic"})["diagnosis"]["emulated"]
+    missing = marrow.run("doctor", "--nic", "mlx5_77")
+    assert missing.returncode == 1
+
+
 def test_env(marrow):
     text = marrow.ok("env", env={"MARROW_PATH": "gda"})
     assert re.search(r"^MARROW_PATH +gda +environment", text, re.M)
@@ -267,6 +310,7 @@ class TestReduced:
         assert "all equal" in reduced.ok("demo", "--path", "lsa", "--tokens", 64, "--hidden=16")
         assert "t_median" in reduced.ok("perf", "put", "--path=lsa", "--sizes", "8", *QUICK)
         assert "softnic" in reduced.ok("info")
+        assert "usable on softnic" in reduced.ok("doctor", "--nic", "softnic")
         assert "MARROW_PATH" in reduced.ok("env")
 
     def test_env_pages_are_those_of_the_full_one(self, reduced, marrow):

@@ -3,6 +3,7 @@
 // the file and line of the call. This file is always compiled with the checks on.
 #include <gtest/gtest.h>
 
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -97,6 +98,30 @@ void mistake(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle loc
       out->status = Gin<Path::proxy>(comm, 0).put(0, window, 0, window, 0, 8);
       out->line = __LINE__ - 1;
       break;
+    case 17: {
+      int which_one = 0;
+      out->status = gin.wait_any(nullptr, nullptr, 0, &which_one);
+      out->line = __LINE__ - 1;
+      break;
+    }
+    case 18:
+      out->status = Barrier(comm, team_world(comm), 0).sync(Thread{}, Contexts{0, 0});
+      out->line = __LINE__ - 1;
+      break;
+    case 19:
+      out->status = Barrier(comm, team_world(comm), 0).sync(Thread{}, Contexts{0, 3});
+      out->line = __LINE__ - 1;
+      break;
+    case 20:
+      window.owner += 1;
+      out->status = gin.put(0, window, 0, local, 0, 8);
+      out->line = __LINE__ - 1;
+      break;
+    case 21:
+      local.owner += 1;
+      out->status = gin.put(0, window, 0, local, 0, 8);
+      out->line = __LINE__ - 1;
+      break;
     default: break;
   }
 }
@@ -109,12 +134,28 @@ struct Expectation {
 class Checked : public testing::TestWithParam<int> {};
 
 const Expectation kExpectations[] = {
-    {"put", {"4104"}},     {"put", {"4104"}},        {"put", {}},
-    {"put", {"68", "64"}}, {"get", {"65", "64"}},    {"put_value", {"4100"}},
-    {"add", {"12"}},       {"fetch_add", {"4104"}},  {"compare_swap", {"4"}},
-    {"SignalAt", {"20"}},  {"put", {"7"}},           {"SignalAdd", {"1000"}},
-    {"wait_signal", {}},   {"wait_counter", {"99"}}, {"send_packet", {"1048576"}},
-    {"Gin", {"5"}},        {"put", {"path"}},
+    {"put", {"4104"}},
+    {"put", {"4104"}},
+    {"put", {}},
+    {"put", {"68", "64"}},
+    {"get", {"65", "64"}},
+    {"put_value", {"4100"}},
+    {"add", {"12"}},
+    {"fetch_add", {"4104"}},
+    {"compare_swap", {"4"}},
+    {"SignalAt", {"20"}},
+    {"put", {"7"}},
+    {"SignalAdd", {"1000"}},
+    {"wait_signal", {}},
+    {"wait_counter", {"99"}},
+    {"send_packet", {"1048576"}},
+    {"Gin", {"5"}},
+    {"put", {"path"}},
+    {"wait_any", {"size"}},
+    {"Barrier", {"size"}},
+    {"Barrier", {"context"}},
+    {"put", {"does not belong"}},
+    {"put", {"does not belong"}},
 };
 
 TEST_P(Checked, IsReportedWithFileAndLine) {
@@ -148,7 +189,62 @@ TEST_P(Checked, IsReportedWithFileAndLine) {
   local = {};
 }
 
-INSTANTIATE_TEST_SUITE_P(Mistakes, Checked, testing::Range(0, 17));
+INSTANTIATE_TEST_SUITE_P(Mistakes, Checked,
+                         testing::Range(0, static_cast<int>(std::size(kExpectations))));
+
+void many(DeviceCommunicator comm, WindowHandle window, int count) {
+  const Gin gin(comm, 0);
+  for (int i = 0; i < count; ++i)
+    (void)gin.put(0, window, kBytes + static_cast<std::uint64_t>(i), window, 0, 8);
+}
+
+/// What check() throws, or nothing.
+std::string complaint(Communicator& comm) {
+  try {
+    comm.check();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+TEST(CheckedReports, EachIsThrownOnceAndTheSlotsServeAgain) {
+  Communicator comm(UniqueId::create(), 1, 0);
+  Window window = comm.allocate(kBytes);
+  DeviceCommunicatorOwner device = comm.device_communicator();
+  for (int round = 0; round < 3; ++round) {
+    launch(comm.place(), 1, 1, 0, many, device.handle(), window.handle(), 3);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_NE(complaint(comm).find("value " + std::to_string(kBytes + 8 + i)), std::string::npos)
+          << "round " << round << ", report " << i;
+    }
+    EXPECT_EQ(complaint(comm), "");
+  }
+  // More than are kept: those that are kept, then silence, then new ones.
+  launch(comm.place(), 1, 1, 0, many, device.handle(), window.handle(), kCheckedReports + 9);
+  for (int i = 0; i < kCheckedReports; ++i) EXPECT_NE(complaint(comm), "") << i;
+  EXPECT_EQ(complaint(comm), "");
+  launch(comm.place(), 1, 1, 0, many, device.handle(), window.handle(), 1);
+  EXPECT_NE(complaint(comm), "");
+  EXPECT_EQ(complaint(comm), "");
+}
+
+void use(DeviceCommunicator comm, WindowHandle window, Status* out) {
+  *out = Gin(comm, 0).put(0, window, 0, window, 8, 8);
+}
+
+TEST(CheckedReports, AnotherCommunicatorsWindowIsRefused) {
+  Communicator first(UniqueId::create(), 1, 0), second(UniqueId::create(), 1, 0);
+  Window window = first.allocate(kBytes);
+  DeviceCommunicatorOwner own = first.device_communicator(), other = second.device_communicator();
+  Status status = Status::invalid;
+  launch(first.place(), 1, 1, 0, use, own.handle(), window.handle(), &status);
+  EXPECT_EQ(status, Status::ok);
+  launch(first.place(), 1, 1, 0, use, other.handle(), window.handle(), &status);
+  EXPECT_EQ(status, Status::invalid);
+  EXPECT_EQ(complaint(first), "");
+  EXPECT_NE(complaint(second).find("does not belong to this communicator"), std::string::npos);
+}
 
 void foreign(DeviceCommunicator comm, WindowHandle window, Status* out) {
   comm.abi += 1;

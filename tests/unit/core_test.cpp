@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/path_plan.hpp"
+#include "core/window.hpp"
 #include "marrow/device.cuh"
 #include "marrow/marrow.hpp"
 #include "thread_ranks.hpp"
@@ -329,6 +330,72 @@ TEST(Core, RegisteredMemoryIsGivenBack) {
   });
 }
 
+MARROW_KERNEL signal_self(DeviceCommunicator comm, Status* out) {
+  Gin gin(comm, 0);
+  *out = gin.signal(comm.rank, SignalAdd{0, 1});
+}
+
+TEST(Core, ADiscardedIdLeavesNothing) {
+  const std::size_t before = open_files();
+  UniqueId id = UniqueId::create();
+  EXPECT_GT(open_files(), before);
+  id.discard();
+  id.discard();
+  UniqueId().discard();
+  EXPECT_EQ(open_files(), before);
+  EXPECT_THROW(Communicator(UniqueId::create(), 5000, 0), Error);
+  EXPECT_EQ(open_files(), before);
+  EXPECT_THROW(Communicator(id, 1, 0), Error);  // nobody listens for it any more
+}
+
+TEST(Core, BadSettingsOfTheCpuDeviceAreRefused) {
+  run_ranks(1, [&](Communicator& comm) {
+    auto device = comm.device_communicator();
+    Status status = Status::ok;
+    for (const char* name : {"MARROW_CPU_LANES", "MARROW_CPU_SEED"}) {
+      setenv(name, "4x", 1);
+      try {
+        launch(comm.place(), 1, 1, 0, signal_self, device.handle(), &status);
+        ADD_FAILURE() << name << " was taken";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::invalid_argument);
+        EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
+      }
+      unsetenv(name);
+    }
+  });
+}
+
+TEST(Core, WhyAWindowHasNoAtomics) {
+  memory::Block device, host;
+  std::byte byte{};
+  host.host = &byte;
+  EXPECT_NE(core::why_no_atomics(Path::proxy, device), "");
+  EXPECT_EQ(core::why_no_atomics(Path::proxy, host), "");
+  EXPECT_EQ(core::why_no_atomics(Path::lsa, device), "");
+  run_ranks(1, [](Communicator& comm) { EXPECT_EQ(comm.allocate(64).why_no_atomics(), ""); });
+}
+
+MARROW_KERNEL barrier_then_late(DeviceCommunicator comm, Status* status, int* late) {
+  const Barrier barrier(comm, team_world(comm), 0);
+  *status = barrier.sync(Thread{}, {}, Fence::put, Deadline{20'000'000});
+  *late = barrier.late();
+}
+
+TEST(Core, ABarrierNamesWhoIsLate) {
+  run_ranks(3, [&](Communicator& comm) {
+    auto device = comm.device_communicator();
+    if (comm.rank() != 2) {
+      Status status = Status::ok;
+      int late = -1;
+      launch(comm.place(), 1, 1, 0, barrier_then_late, device.handle(), &status, &late);
+      EXPECT_EQ(status, Status::timeout);
+      EXPECT_EQ(late, 2) << "rank " << comm.rank();
+    }
+    comm.barrier();
+  });
+}
+
 TEST(Core, ClosedWindowsLeaveNothing) {
   for (const char* path : {"lsa", "gda"}) {
     Config config;
@@ -368,11 +435,6 @@ TEST(Core, ARankWithABadParameterIsToldToTheOthersAtOnce) {
         << other;
     EXPECT_NE(other.find("MARROW_GDA_DEPTH"), std::string::npos) << other;
   }
-}
-
-MARROW_KERNEL signal_self(DeviceCommunicator comm, Status* out) {
-  Gin gin(comm, 0);
-  *out = gin.signal(comm.rank, SignalAdd{0, 1});
 }
 
 TEST(Core, AnErrorOfTheNicIsFoundWithoutPolling) {

@@ -57,6 +57,9 @@ TEST(CudaAbi, ValuesMatchTheHeader) {
        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
   same(DeviceAttribute::gpu_direct_rdma_with_vmm,
        CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+  same(DeviceAttribute::gpu_direct_rdma_supported, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED);
+  same(DeviceAttribute::gpu_direct_rdma_writes_ordering,
+       CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
   same(DeviceAttribute::dma_buf_supported, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
   same(P2PAttribute::native_atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED);
   same(PointerAttribute::memory_type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);

@@ -43,7 +43,8 @@ struct WindowHandle {
       Path::lsa;  ///< the one path that add, fetch_add, compare_swap and SignalAt take
   std::uint8_t host_memory = 0;  ///< 1: the memory is host memory
   std::uint16_t reserved0 = 0;
-  std::uint64_t reserved1[2] = {};
+  std::uint64_t owner = 0;  ///< DeviceCommunicator::owner of its communicator
+  std::uint64_t reserved1 = 0;
   std::uint64_t near[kNear] =
       {};  ///< lsa[lsa_first + i] for the first members of our lsa team; 0: look in lsa
 };
@@ -59,7 +60,7 @@ struct LocalBufferHandle {
   std::uint32_t gda_lkey = 0;
   std::uint8_t host_memory = 0;
   std::uint8_t reserved0[3] = {};
-  std::uint64_t reserved1 = 0;
+  std::uint64_t owner = 0;  ///< DeviceCommunicator::owner of its communicator
 };
 static_assert(sizeof(LocalBufferHandle) == 48);
 
@@ -159,7 +160,9 @@ struct DeviceCommunicator {
   /// [2] ours alone, in device memory: when (ns) some waiter last read control->state, and what it
   /// found. Thousands of waiters share one read of host memory every ~10 us. null: each reads itself.
   std::uint64_t* look = nullptr;
-  std::uint64_t reserved[3] = {};
+  /// Which communicator of this process it is: MARROW_CHECKED kernels refuse another's windows.
+  std::uint64_t owner = 0;
+  std::uint64_t reserved[2] = {};
 };
 static_assert(sizeof(DeviceCommunicator) == 56 + 8 + 8 + 8 + 3 * 144 + 8 + 8 + 24 + 8 + 8 + 8 + 32);
 

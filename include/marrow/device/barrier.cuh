@@ -43,7 +43,8 @@ class Barrier {
     Status status = gin.check_id(slot_, comm_.barriers, CheckedWhat::barrier, "Barrier");
     if (status != Status::ok) return status;
     coop.sync();  // what the group did before happens before every arrival below
-    if (fence != Fence::none) {
+    if (fence != Fence::none) status = check_contexts(contexts);
+    if (fence != Fence::none && status == Status::ok) {
       for (int c = contexts.first; c < contexts.first + contexts.count; ++c) {
         const Gin<> one(comm_, c);
         // Over load/store alone the strong arrival covers the first context, at every rank. A NIC's or a
@@ -75,7 +76,31 @@ class Barrier {
     return coop.agree(status);
   }
 
+  /// After a sync that returned timeout: a member (its number in the team) whose arrival has not come,
+  /// or -1. For reports; any thread that synchronised with the group.
+  MARROW_DEVICE int late() const {
+    const Gin<> gin(comm_, 0);
+    for (int i = 0; i < team_.size; ++i) {
+      const int peer = team_.world_rank(i);
+      if (peer == comm_.rank || load_cached(comm_.path + peer) == kPathFailed) continue;
+      if (static_cast<std::int64_t>(gin.raw_signal(word(peer)) - epoch(i)) < 0) return i;
+    }
+    return -1;
+  }
+
  private:
+  MARROW_DEVICE Status check_contexts(const Contexts& contexts) const {
+    if (contexts.count < 1) {
+      return detail::violation(comm_, slot_, "Barrier", CheckedWhat::size,
+                               static_cast<std::uint64_t>(contexts.count), 1);
+    }
+    if (contexts.first >= 0 && contexts.first <= comm_.contexts - contexts.count) return Status::ok;
+    const int bad = contexts.first < 0 ? contexts.first : contexts.first + contexts.count - 1;
+    return detail::violation(comm_, slot_, "Barrier", CheckedWhat::context,
+                             static_cast<std::uint64_t>(bad),
+                             static_cast<std::uint64_t>(comm_.contexts));
+  }
+
   MARROW_DEVICE int word(int source) const {
     return comm_.signals + slot_.value * comm_.nranks + source;
   }

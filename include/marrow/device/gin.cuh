@@ -115,7 +115,7 @@ class Gin {
     return comm_.signal_shadow + id.value;
   }
   /// Waits until any of count signals ids[i] is at least at_least[i]; *which gets the first found.
-  MARROW_DEVICE Status wait_any(const std::int32_t* ids, const std::uint64_t* at_least, int count,
+  MARROW_DEVICE Status wait_any(const std::int32_t* ids, const std::uint64_t* at_least, Index count,
                                 int* which, Deadline deadline = {}) const;
 
   /// Waits until our counter is at least n.

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <array>
-#include <cstdlib>
 #include <exception>
 #include <system_error>
 #include <thread>
@@ -90,15 +89,12 @@ void launch_early(const Place& where, int grid, int block, std::size_t shared_by
 #else
 
 namespace detail {
-inline int cpu_lanes() {
-  const char* text = std::getenv("MARROW_CPU_LANES");
-  const int lanes = text ? std::atoi(text) : 1;
-  return lanes >= 1 && lanes <= kMaxCpuLanes ? lanes : 1;
-}
-inline std::uint64_t cpu_seed() {
-  const char* text = std::getenv("MARROW_CPU_SEED");
-  return text ? std::strtoull(text, nullptr, 0) : 0;
-}
+/// MARROW_CPU_LANES and MARROW_CPU_SEED in force. @throws Error(invalid_argument) naming a bad value
+struct CpuSettings {
+  int lanes = 1;
+  std::uint64_t seed = 0;
+};
+MARROW_API CpuSettings cpu_settings();
 }  // namespace detail
 
 /// Runs kernel(args...) on the CPU device: `grid` blocks of `block` OS threads, all at once, and
@@ -107,7 +103,8 @@ inline std::uint64_t cpu_seed() {
 /// @param grid          blocks, >= 1
 /// @param block         threads a block, >= 1; grid * block at most 4096
 /// @param shared_bytes  block's dynamic shared memory
-/// @throws Error(invalid_argument) for a GPU place (build the kernel's file with nvcc) or sizes out of range
+/// @throws Error(invalid_argument) for a GPU place (build the kernel's file with nvcc), sizes out of
+///         range, or a MARROW_CPU_LANES or MARROW_CPU_SEED that is none; Error(out_of_memory) for threads
 template <class... Parameters, class... Args>
 void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
             void (*kernel)(Parameters...), Args&&... args) {
@@ -122,8 +119,8 @@ void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
                 "both must be at least 1 and their product at most 4096 OS threads");
   }
   const std::tuple<Parameters...> values(static_cast<Parameters>(std::forward<Args>(args))...);
-  const int lanes = detail::cpu_lanes();
-  const std::uint64_t seed = detail::cpu_seed();
+  const auto [lanes, seed] = detail::cpu_settings();
+  static_assert(kMaxCpuLanes == 32, "the range of MARROW_CPU_LANES");
   std::vector<CpuBlock> blocks(static_cast<std::size_t>(grid));
   std::vector<std::unique_ptr<std::byte[]> > shared;
   std::vector<std::thread> threads;

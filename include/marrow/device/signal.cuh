@@ -35,12 +35,12 @@ struct CounterInc {
   std::int32_t id = 0;
 };
 
-/// What the caller has already released, and to whom the data must be visible. `released` is the
-/// widest scope of a release (fence or publish) the caller made since it wrote the source.
+/// What the caller has already released: `released` is the widest scope of a release (fence or
+/// publish) the caller made since it wrote the source. What a completion proves (docs/design.md 5) does
+/// not depend on it, so there is no knob for less than the contract.
 struct Ordering {
   enum class Released : std::uint8_t { nothing, block, device, system };
   Released released = Released::nothing;
-  Scope required = Scope::system;
 };
 
 /// now: the NIC or proxy is told at once. deferred: it may be told with a later operation on the
@@ -56,6 +56,7 @@ struct Region {
   std::uint32_t id = 0;
   std::uint32_t abi = 0;
   bool host_memory = false;
+  std::uint64_t owner = 0;
 
   Region() = default;
   MARROW_HOST_DEVICE Region(const WindowHandle& w)  // NOLINT: implicit by design
@@ -65,7 +66,8 @@ struct Region {
         gda_lkey(w.gda_lkey),
         id(w.id),
         abi(w.abi),
-        host_memory(w.host_memory) {}
+        host_memory(w.host_memory),
+        owner(w.owner) {}
   MARROW_HOST_DEVICE Region(const LocalBufferHandle& b)  // NOLINT: implicit by design
       : local(b.local),
         bytes(b.bytes),
@@ -73,7 +75,8 @@ struct Region {
         gda_lkey(b.gda_lkey),
         id(b.id),
         abi(b.abi),
-        host_memory(b.host_memory) {}
+        host_memory(b.host_memory),
+        owner(b.owner) {}
 };
 
 /// A rank, signal, counter or slot number that remembers, in MARROW_CHECKED builds, where in the

@@ -21,7 +21,8 @@ inline namespace gpu_device {
 inline namespace cpu_device {
 #endif
 
-MARROW_DEVICE Status small_all_to_all(const AllToAllArguments& a) {
+/// @param awaited  gets the peer that was waited for last
+MARROW_DEVICE Status small_all_to_all(const AllToAllArguments& a, int* awaited) {
   const int n = a.comm.nranks;
   const int me = a.comm.rank;
   const Lsa lsa(a.comm);
@@ -47,6 +48,7 @@ MARROW_DEVICE Status small_all_to_all(const AllToAllArguments& a) {
   Status status = Status::ok;
   for (int step = 1; step < n; ++step) {
     const int peer = (me + n - step) % n;
+    if (status == Status::ok) *awaited = peer;
     const auto* cells = reinterpret_cast<const Cell16*>(a.cells.local) + set +
                         static_cast<std::uint64_t>(peer) * a.cells_per_peer;
     for (std::uint64_t i = first; i < words && status == Status::ok; i += stride) {
@@ -80,7 +82,7 @@ MARROW_DEVICE void prefetch_share(const AllToAllArguments& a) {
 
 /// Signal s: rank s's puts have landed. Packet slot s: rank s's launch is ready for ours.
 template <class Gin>
-MARROW_DEVICE Status large_all_to_all(const AllToAllArguments& a) {
+MARROW_DEVICE Status large_all_to_all(const AllToAllArguments& a, int* awaited) {
   const Gin gin(a.comm, 0);
   const int n = a.comm.nranks;
   const int me = a.comm.rank;
@@ -99,6 +101,7 @@ MARROW_DEVICE Status large_all_to_all(const AllToAllArguments& a) {
     if (work < senders) {
       const int peer = (me + 1 + work % (n - 1)) % n;
       const Share share = share_of(a.chunk, work / (n - 1), a.blocks_per_peer);
+      *awaited = peer;
       if (thread_index() == 0) {
         std::uint64_t nothing;
         status = worse(status, gin.receive_packet(peer, a.epoch, &nothing));
@@ -117,11 +120,15 @@ MARROW_DEVICE Status large_all_to_all(const AllToAllArguments& a) {
   }
   // The last blocks wait: they copied our own chunk and are done first.
   for (int s = grid_size() - 1 - block; s < n && status == Status::ok; s += grid_size()) {
-    if (s != me)
-      status = gin.wait_signal(s, a.epoch * static_cast<std::uint64_t>(a.blocks_per_peer), Block{});
+    if (s == me) continue;
+    *awaited = s;
+    status = gin.wait_signal(s, a.epoch * static_cast<std::uint64_t>(a.blocks_per_peer), Block{});
   }
   // The input may change after the launch.
-  if (status == Status::ok && a.flush) status = gin.flush(Block{});
+  if (status == Status::ok && a.flush) {
+    status = gin.flush(Block{});
+    if (status != Status::ok) *awaited = unflushed(gin, n);
+  }
   return status;
 }
 
@@ -131,7 +138,9 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
   await_previous_kernel();
   let_next_kernel_start();
   begin(a.log);
-  finish(a.log, small_all_to_all(a));
+  int awaited = -1;
+  const Status status = small_all_to_all(a, &awaited);
+  finish(a.log, status, awaited);
 }
 MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
     lsa_all_to_all_kernel(const MARROW_GRID_CONSTANT AllToAllArguments a) {
@@ -139,7 +148,9 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
   await_previous_kernel();
   let_next_kernel_start();
   begin(a.log);
-  finish(a.log, large_all_to_all<Gin<Path::lsa>>(a));
+  int awaited = -1;
+  const Status status = large_all_to_all<Gin<Path::lsa>>(a, &awaited);
+  finish(a.log, status, awaited);
 }
 MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
     large_all_to_all_kernel(const MARROW_GRID_CONSTANT AllToAllArguments a) {
@@ -147,7 +158,9 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
   await_previous_kernel();
   let_next_kernel_start();
   begin(a.log);
-  finish(a.log, large_all_to_all<Gin<>>(a));
+  int awaited = -1;
+  const Status status = large_all_to_all<Gin<>>(a, &awaited);
+  finish(a.log, status, awaited);
 }
 
 }  // namespace cpu_device / gpu_device

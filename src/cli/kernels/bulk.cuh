@@ -48,7 +48,7 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
     status = gin.wait_signal(1, (a.round + 1) * a.initiator_blocks, Block{});
     if (status == Status::ok) status = gin.signal(a.peer, SignalAdd{2}, Block{});
   }
-  finish(a.log, status);
+  finish(a.log, status, a.peer);
 }
 
 MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) get_kernel(const MARROW_GRID_CONSTANT GetArguments a) {
@@ -61,7 +61,7 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024) get_kernel(const MARROW_GRID_CONSTANT G
     if (status == Status::ok) status = gin.flush(Block{});
     if (thread_index() == 0) a.log.sample[i] = now_ns() - start;
   }
-  finish(a.log, status);
+  finish(a.log, status, a.peer);
 }
 
 MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
@@ -74,7 +74,7 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
     status = barrier.sync(Block{});
     if (thread_index() == 0) a.log.sample[i] = now_ns() - start;
   }
-  finish(a.log, status);
+  finish(a.log, status, status == Status::timeout ? barrier.late() : -1);
 }
 
 }  // namespace cpu_device / gpu_device

@@ -35,7 +35,9 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
   const std::uint32_t warps =
       static_cast<std::uint32_t>((block_size() + warp_lanes() - 1) / warp_lanes());
   Status status = Status::ok;
+  int awaited = -1;
   for (int d = block_index(); d < a.comm.nranks && status == Status::ok; d += grid_size()) {
+    awaited = d;
     const std::uint32_t first = a.first[d];
     const std::uint32_t rows = a.first[d + 1] - first;
     for (std::uint32_t i = warp; i < rows; i += warps) {
@@ -56,9 +58,10 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
     status = Block{}.agree(status);
   }
   for (int s = block_index(); s < a.comm.nranks && status == Status::ok; s += grid_size()) {
+    awaited = s;
     status = gin.wait_signal(dispatched(s), a.wave, Block{});
   }
-  finish(a.log, status);
+  finish(a.log, status, awaited);
 }
 
 /// Computes the rows of each source and puts them back where that source expects them.
@@ -70,7 +73,9 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
   const std::uint64_t row = std::uint64_t{a.hidden} * sizeof(float);
   const std::uint64_t pair = std::uint64_t{a.cap} * row;
   Status status = Status::ok;
+  int awaited = -1;
   for (int s = block_index(); s < a.comm.nranks && status == Status::ok; s += grid_size()) {
+    awaited = s;
     const auto from = static_cast<std::uint64_t>(s);
     std::uint64_t rows =
         *reinterpret_cast<const std::uint64_t*>(a.window.local + a.count_at + from * kCountStride);
@@ -88,11 +93,15 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
                      from * pair, rows * row, SignalAdd{answered(a.comm, me)}, Block{});
   }
   for (int d = block_index(); d < a.comm.nranks && status == Status::ok; d += grid_size()) {
+    awaited = d;
     status = gin.wait_signal(answered(a.comm, d), a.wave, Block{});
   }
   // Sources of puts are reused in the next wave.
-  if (status == Status::ok) status = gin.flush(Block{});
-  finish(a.log, status);
+  if (status == Status::ok) {
+    status = gin.flush(Block{});
+    if (status != Status::ok) awaited = unflushed(gin, a.comm.nranks);
+  }
+  finish(a.log, status, awaited);
 }
 
 /// Weighted sum of each token's rows, in the order of its top-k list.

@@ -23,10 +23,13 @@ struct Shape {
 /// Where a kernel leaves its result and its times, in its own device's memory: a store to host memory
 /// would make every later system fence 0.85 us dearer on a GPU.
 struct Log {
-  std::uint32_t* status = nullptr;  ///< [blocks] worst Status of the block
+  std::uint32_t* status =
+      nullptr;  ///< [blocks] Status of the block's last launch that failed; zeroed by the host
   std::uint64_t* start = nullptr;   ///< [blocks] now_ns() at its beginning
   std::uint64_t* end = nullptr;     ///< [blocks] now_ns() at its end
   std::uint64_t* sample = nullptr;  ///< [iterations] ns of one iteration, or null
+  std::uint32_t* awaited =
+      nullptr;  ///< [blocks] when it failed: 1 + the rank it waited for, 0: unknown
 };
 
 /// One wave of the demo. Rows of `row_bytes` floats travel from token owners to experts and back. Our window

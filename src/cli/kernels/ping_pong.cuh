@@ -101,22 +101,22 @@ MARROW_DEVICE Status play(const PingPongArguments& a, const Coop& coop) {
 MARROW_KERNEL MARROW_LAUNCH_BOUNDS(32)
     ping_pong_thread_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
   begin(a.log);
-  finish(a.log, play<Gin<>>(a, Thread{}));
+  finish(a.log, play<Gin<>>(a, Thread{}), a.peer);
 }
 MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
     ping_pong_block_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
   begin(a.log);
-  finish(a.log, play<Gin<>>(a, Block{}));
+  finish(a.log, play<Gin<>>(a, Block{}), a.peer);
 }
 MARROW_KERNEL MARROW_LAUNCH_BOUNDS(32)
     ping_pong_lsa_thread_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
   begin(a.log);
-  finish(a.log, play<Gin<Path::lsa>>(a, Thread{}));
+  finish(a.log, play<Gin<Path::lsa>>(a, Thread{}), a.peer);
 }
 MARROW_KERNEL MARROW_LAUNCH_BOUNDS(1024)
     ping_pong_lsa_block_kernel(const MARROW_GRID_CONSTANT PingPongArguments a) {
   begin(a.log);
-  finish(a.log, play<Gin<Path::lsa>>(a, Block{}));
+  finish(a.log, play<Gin<Path::lsa>>(a, Block{}), a.peer);
 }
 
 }  // namespace cpu_device / gpu_device

@@ -207,7 +207,7 @@ MARROW_KERNEL released(Args a) {
     return send_each(a, coop, it, [&](int peer, std::uint64_t from, std::uint64_t to) {
       settle<Scope::system>();
       coop.sync();
-      const Ordering ordering{Ordering::Released::system, Scope::system};
+      const Ordering ordering{Ordering::Released::system};
       return gin.put(peer, a.inbox, to, source_region(a), from, a.bytes,
                      SignalAdd{data_signal(a, a.comm.rank)}, coop, ordering);
     });

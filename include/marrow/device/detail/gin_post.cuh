@@ -79,6 +79,8 @@ MARROW_DEVICE Status Gin<kOnly...>::check_window(const Index& at, const char* op
     return detail::violation(comm_, at, operation, CheckedWhat::abi, window.abi, kAbiVersion);
   }
   if constexpr (detail::kChecked) {
+    if (window.owner != comm_.owner)
+      return detail::violation(comm_, at, operation, CheckedWhat::window, window.id, 0);
     if (!detail::inside(offset, bytes, window.bytes)) {
       return detail::violation(comm_, at, operation, CheckedWhat::bounds_destination,
                                offset + bytes, window.bytes);
@@ -97,6 +99,8 @@ MARROW_DEVICE Status Gin<kOnly...>::check_region(const Index& at, const char* op
     return detail::violation(comm_, at, operation, CheckedWhat::abi, region.abi, kAbiVersion);
   }
   if constexpr (detail::kChecked) {
+    if (bytes && region.owner != comm_.owner)
+      return detail::violation(comm_, at, operation, CheckedWhat::window, region.id, 0);
     if (!detail::inside(offset, bytes, region.bytes)) {
       return detail::violation(comm_, at, operation, CheckedWhat::bounds_source, offset + bytes,
                                region.bytes);

@@ -99,7 +99,13 @@ MARROW_DEVICE Status Gin<kOnly...>::wait_signal_shadow(Index id, std::uint64_t d
 
 template <Path... kOnly>
 MARROW_DEVICE Status Gin<kOnly...>::wait_any(const std::int32_t* ids, const std::uint64_t* at_least,
-                                             int count, int* which, Deadline deadline) const {
+                                             Index at, int* which, Deadline deadline) const {
+  const int count = at.value;
+  if (count < 1) {
+    if (status_ != Status::ok) return status_;
+    return detail::violation(comm_, at, "wait_any", CheckedWhat::size,
+                             static_cast<std::uint64_t>(count), 1);
+  }
   for (int i = 0; i < count; ++i) {
     const Status status = check_id(ids[i], comm_.signals, CheckedWhat::signal, "wait_any");
     if (status != Status::ok) return status;

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// marrow-test: asan
+// Buffers that overlap share registrations: nothing is registered twice or given back too early. A fake
+// of CUDA's rules stands in for the driver.
+#include "memory/host_pages.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <vector>
+
+namespace marrow::memory {
+namespace {
+
+/// Registrations as CUDA sees them: pages 0..99, no page twice, a range goes as a whole.
+class FakeDriver {
+ public:
+  HostPages::Register enroll() {
+    return [this](std::uintptr_t first, std::uintptr_t end) {
+      if (end > 100) throw std::runtime_error("no such memory");
+      for (std::uintptr_t page = first; page < end; ++page) {
+        if (pages.contains(page)) return false;
+      }
+      for (std::uintptr_t page = first; page < end; ++page) pages.insert(page);
+      ranges[first] = end;
+      return true;
+    };
+  }
+  HostPages::Unregister withdraw() {
+    return [this](std::uintptr_t first) {
+      ASSERT_TRUE(ranges.contains(first));
+      for (std::uintptr_t page = first; page < ranges[first]; ++page) pages.erase(page);
+      ranges.erase(first);
+    };
+  }
+  bool all(std::uintptr_t first, std::uintptr_t end) const {
+    for (std::uintptr_t page = first; page < end; ++page) {
+      if (!pages.contains(page)) return false;
+    }
+    return true;
+  }
+  std::set<std::uintptr_t> pages;
+  std::map<std::uintptr_t, std::uintptr_t> ranges;
+};
+
+TEST(HostPages, OverlapsKeepWhatTheOtherNeeds) {
+  FakeDriver driver;
+  HostPages held;
+  EXPECT_EQ(held.hold(10, 20, driver.enroll(), driver.withdraw()), HostPages::Outcome::held);
+  EXPECT_EQ(held.hold(15, 30, driver.enroll(), driver.withdraw()), HostPages::Outcome::held);
+  EXPECT_EQ(held.hold(5, 35, driver.enroll(), driver.withdraw()), HostPages::Outcome::held);
+  held.drop(10, 20, driver.withdraw());
+  EXPECT_TRUE(driver.all(5, 35));
+  held.drop(5, 35, driver.withdraw());
+  EXPECT_TRUE(driver.all(15, 30));
+  held.drop(15, 30, driver.withdraw());
+  EXPECT_TRUE(driver.pages.empty());
+  EXPECT_EQ(held.pieces(), 0u);
+}
+
+TEST(HostPages, TheProgramsOwnRegistrationsStayTheirs) {
+  FakeDriver driver;
+  HostPages held;
+  ASSERT_TRUE(driver.enroll()(40, 50));  // the program
+  EXPECT_EQ(held.hold(40, 50, driver.enroll(), driver.withdraw()), HostPages::Outcome::foreign);
+  EXPECT_EQ(held.hold(20, 30, driver.enroll(), driver.withdraw()), HostPages::Outcome::held);
+  EXPECT_EQ(held.hold(25, 45, driver.enroll(), driver.withdraw()), HostPages::Outcome::mixed);
+  held.drop(20, 30, driver.withdraw());
+  EXPECT_EQ(driver.ranges, (std::map<std::uintptr_t, std::uintptr_t>{{40, 50}}));
+}
+
+TEST(HostPages, AFailureLeavesNothing) {
+  FakeDriver driver;
+  HostPages held;
+  EXPECT_EQ(held.hold(90, 95, driver.enroll(), driver.withdraw()), HostPages::Outcome::held);
+  EXPECT_THROW(held.hold(80, 110, driver.enroll(), driver.withdraw()), std::runtime_error);
+  EXPECT_TRUE(driver.all(90, 95));
+  EXPECT_EQ(driver.pages.size(), 5u);
+  held.drop(90, 95, driver.withdraw());
+  EXPECT_TRUE(driver.pages.empty());
+}
+
+TEST(HostPages, RandomHoldersAgainstAPlainCount) {
+  FakeDriver driver;
+  HostPages held;
+  std::mt19937 random(5);
+  std::vector<std::pair<std::uintptr_t, std::uintptr_t>> open;
+  for (int step = 0; step < 20'000; ++step) {
+    if (open.empty() || (random() % 2 && open.size() < 12)) {
+      const std::uintptr_t first = random() % 99, end = first + 1 + random() % (100 - first);
+      ASSERT_EQ(held.hold(first, end, driver.enroll(), driver.withdraw()),
+                HostPages::Outcome::held);
+      open.emplace_back(first, end);
+    } else {
+      const std::size_t which = random() % open.size();
+      held.drop(open[which].first, open[which].second, driver.withdraw());
+      open.erase(open.begin() + static_cast<std::ptrdiff_t>(which));
+    }
+    for (const auto& [first, end] : open) ASSERT_TRUE(driver.all(first, end)) << "step " << step;
+    if (open.empty()) {
+      ASSERT_TRUE(driver.pages.empty());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace marrow::memory
