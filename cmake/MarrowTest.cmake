@@ -99,13 +99,13 @@ function(marrow_glob_tests label)
   endforeach()
 endfunction()
 
-# marrow_fuzz_target(<name> SOURCES ... [LIBS ...]): a libFuzzer binary over the objects of the library.
+# marrow_fuzz_target(<name> SOURCES ... LIBS ...): a libFuzzer binary.
 function(marrow_fuzz_target name)
   cmake_parse_arguments(arg "" "" "SOURCES;LIBS" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
   marrow_target_defaults(${name})
-  target_link_libraries(${name} PRIVATE marrow_internal ${arg_LIBS})
-  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
+  target_link_libraries(${name} PRIVATE ${arg_LIBS})
+  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}/tests")
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
 endfunction()

@@ -65,6 +65,7 @@ install_command() {
         libcli11-dev) names+=(cli11-devel) ;;
         nlohmann-json3-dev) names+=(json-devel) ;;
         clang-format | clang-tidy) names+=(clang-tools-extra) ;;
+        libclang-rt-dev) names+=(compiler-rt) ;;
         *) names+=("$name") ;;
       esac
     done

@@ -67,9 +67,10 @@ def main(argv):
             print(f"{suite.name:12} {suite.about}{extra}")
         return 0
     os.environ.setdefault("LC_ALL", "C.UTF-8")
-    limit = FULL_LIMIT_SECONDS if options.full or options.soak or options.coverage else LIMIT_SECONDS
+    long = options.full or options.soak or options.coverage or options.fuzz
+    limit = FULL_LIMIT_SECONDS if long else LIMIT_SECONDS
     context = harness.Context(deadline=time.monotonic() + limit, full=options.full,
-                              thorough=options.full or bool(options.suite))
+                              thorough=options.full or bool(options.suite), long_fuzz=options.fuzz)
     rows = []
     setup = float(os.environ.get("MARROW_TEST_SETUP_SECONDS", "0"))
     if setup:

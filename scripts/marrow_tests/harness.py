@@ -44,6 +44,7 @@ class Context:
     deadline: float
     full: bool = False
     thorough: bool = False  # --full, or the suite was asked for by name
+    long_fuzz: bool = False
 
     def left(self):
         return self.deadline - time.monotonic()

@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdlib>
 #include <deque>
+#include <tuple>
 
 #include "softnic/decode.hpp"
 #include "softnic/options.hpp"
@@ -213,11 +215,41 @@ std::pair<std::uint8_t, std::uint8_t> random_wqe(Harness& h, Endpoint::Wqe& w) {
   return {opcode, masked ? size_code : std::uint8_t{0}};
 }
 
-void compare_with_model(std::uint64_t seed, unsigned log_sq, int wqes) {
+/// Builds a WQE that must fail. @return opcode and the syndrome it fails with
+std::pair<std::uint8_t, Syndrome> random_mistake(Harness& h, Endpoint::Wqe& w) {
+  constexpr std::uint64_t kInside = Harness::kIova + 64, kEnd = Harness::kIova + kBytes;
+  const auto two = [&](std::uint64_t remote, std::uint32_t rkey, std::uint8_t* local,
+                       std::uint32_t bytes, std::uint32_t lkey) {
+    w.add(Endpoint::remote(remote, rkey));
+    w.add(Endpoint::data(local, bytes, lkey));
+  };
+  switch (h.random.below(8)) {
+    case 0: two(kInside, h.rkey ^ 1, h.local(), 8, h.lkey); return {kWrite, kRemoteAccessError};
+    case 1: two(kEnd - 7, h.rkey, h.local(), 8, h.lkey); return {kWrite, kRemoteAccessError};
+    case 2: two(0, h.rkey, h.local(), 8, h.lkey); return {kRead, kRemoteAccessError};
+    case 3: two(kInside, h.rkey, h.local(), 8, h.lkey ^ 1); return {kWrite, kLocalProtectionError};
+    case 4:
+      two(kInside, h.rkey, h.local() + kBytes - 7, 8, h.lkey);
+      return {kRead, kLocalProtectionError};
+    case 5:  // one byte more than the length says
+      two(kInside, h.rkey, h.local() - 1, 8, h.lkey);
+      return {kWrite, kLocalProtectionError};
+    case 6:
+      w.add(Endpoint::remote(kInside + 4, h.rkey));
+      w.add(AtomicSegment{to_big64(1), 0});
+      w.add(Endpoint::data(h.local(), 8, h.lkey));
+      return {kFetchAdd, kRemoteInvalidRequestError};
+    default: return {0x3e, kLocalQpOperationError};  // no such opcode
+  }
+}
+
+/// @param good  WQEs between two mistakes, on average
+void compare_with_model(std::uint64_t seed, unsigned log_sq, std::int64_t wqes,
+                        std::uint64_t good) {
   Harness h(seed, log_sq);
   Endpoint& a = h.pair.a;
   const std::uint32_t depth = 1u << log_sq;
-  int posted = 0;
+  std::int64_t posted = 0;
   while (posted < wqes) {
     struct Expected {
       std::uint16_t index;
@@ -240,11 +272,12 @@ void compare_with_model(std::uint64_t seed, unsigned log_sq, int wqes) {
       std::uint8_t syndrome = failed ? std::uint8_t{kFlushError} : std::uint8_t{kNoError};
       if (failed) {
         h.model = before;
-      } else if (h.random.below(300) == 0) {
+      } else if (h.random.below(good) == 0) {
         h.model = before;
         failed = true;
-        syndrome = kLocalQpOperationError;
-        opcode = 0x3e;
+        w = {};
+        std::tie(opcode, syndrome) = random_mistake(h, w);
+        opmod = 0;
       }
       static constexpr std::uint8_t fences[] = {kNoFence, kSmallFence, kFence, kStrongOrdering};
       const bool signalled = syndrome != kNoError || h.random.below(3) != 0;
@@ -297,8 +330,16 @@ constexpr int kWqes = 30000;
 constexpr int kWqes = 500000;
 #endif
 
-TEST(SoftnicModel, RandomWqesShallowQueue) { compare_with_model(11, 5, kWqes); }
-TEST(SoftnicModel, RandomWqesDeepQueue) { compare_with_model(12, 10, kWqes); }
+/// MARROW_MODEL_WQES: a longer run (10^8 take minutes).
+std::int64_t wqes_of_each() {
+  const char* text = std::getenv("MARROW_MODEL_WQES");
+  return text ? std::atoll(text) / 2 : kWqes;
+}
+
+// Together 10^6: one with many mistakes, each of which starts the indices near their 16-bit wrap again, and
+// one that goes round several times.
+TEST(SoftnicModel, RandomWqesShallowQueue) { compare_with_model(11, 5, wqes_of_each(), 300); }
+TEST(SoftnicModel, RandomWqesDeepQueue) { compare_with_model(12, 10, wqes_of_each(), 150'000); }
 
 /// A good WQE with some bytes turned, or only noise.
 TEST(SoftnicModel, GarbageNeverLeavesItsRegion) {

@@ -119,7 +119,9 @@ void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
                 "both must be at least 1 and their product at most 4096 OS threads");
   }
   const std::tuple<Parameters...> values(static_cast<Parameters>(std::forward<Args>(args))...);
-  const auto [lanes, seed] = detail::cpu_settings();
+  const detail::CpuSettings settings = detail::cpu_settings();
+  const int lanes = settings.lanes;
+  const std::uint64_t seed = settings.seed;
   static_assert(kMaxCpuLanes == 32, "the range of MARROW_CPU_LANES");
   std::vector<CpuBlock> blocks(static_cast<std::size_t>(grid));
   std::vector<std::unique_ptr<std::byte[]> > shared;
