@@ -163,8 +163,6 @@ std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t*
   const std::uint8_t* c = in + create_qp::kContext;
   require(get(c, qpc::service_type) == mlx5::kServiceRc, kStatusBadParameter,
           "only RC queue pairs are supported");
-  require(get(c, qpc::path_migration) == mlx5::kPathMigrated, kStatusBadParameter,
-          "QP: pm_state is not 'migrated' (3)");
   require(pd_exists(context, get(c, qpc::pd)), kStatusBadResource, "QP: no such PD");
   require(get(in, create_qp::wq_umem_valid) == 1, kStatusBadParameter, "QP: wq_umem_valid is 0");
   const std::uint64_t rq_type = get(c, qpc::rq_type);
@@ -205,7 +203,11 @@ std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t*
   }
   take_receives(context, qp, c);
   qp.send_cq = &completion_queue(context, get(c, qpc::cqn_send), "QP send").cq;
-  qp.receive_cq = &completion_queue(context, get(c, qpc::cqn_receive), "QP receive").cq;
+  // A queue pair that never receives needs no queue for it; drivers then name none.
+  const std::uint64_t receives_to = get(c, qpc::cqn_receive);
+  qp.receive_cq = rq_type == mlx5::kRqNone && receives_to == 0
+                      ? qp.send_cq
+                      : &completion_queue(context, receives_to, "QP receive").cq;
   qp.user_index = static_cast<std::uint32_t>(get(c, qpc::user_index));
   std::memcpy(qp.context, c, qpc::kBytes);
   qp.slot = context.job->directory().claim_qp(qp.qpn);
@@ -336,6 +338,8 @@ void modify_queue_pair(HostQueuePair& qp, const std::uint8_t* in, std::size_t in
   switch (opcode) {
     case kRstToInit:
       from(kReset);
+      require(get(c, qpc::path_migration) == mlx5::kPathMigrated, kStatusBadParameter,
+              "RST2INIT: pm_state is not 'migrated' (3)");
       take_access(qp, c, ~std::uint64_t{0});
       return Engine::set_state(qp, kInit);
     case kInitToInit: from(kInit); return take_access(qp, c, mask);
@@ -392,6 +396,8 @@ void query_object(const verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, 
   std::memcpy(c, known.context, qpc::kBytes);
   const QueuePair qp = known.gpu != nullptr ? known.gpu->look_at(known) : QueuePair(known);
   set(c, qpc::state, qp.state);
+  // Before INIT2RTR gives one: the smallest. A driver may read any valid one, never 0.
+  if (get(c, qpc::mtu) == 0) set(c, qpc::mtu, 1);
   set(c, qpc::hw_sq_index, qp.consumer);
   set(c, qpc::sw_sq_index, qp.producer);
   set(c, qpc::hw_rq_index, qp.message->receives->consumer);
@@ -403,15 +409,28 @@ void general_command(const Context& context, const std::uint8_t* in, std::uint8_
   if (get(in, command::opcode) != kQueryHcaCap) {
     refuse(kStatusBadOpcode, cat("command ", get(in, command::opcode), " is not supported"));
   }
-  const std::uint64_t type = get(in, command::op_mod) >> 1;
-  if (type != hca_cap::kGeneral) return;  // nothing beyond the general ones: all zero
-  need_bytes(out_bytes, hca_cap::kCapability + hca_cap::log_bf_register_size.byte + 1,
-             kStatusBadOutputLength);
+  need_bytes(out_bytes, hca_cap::kCapability + 0x60, kStatusBadOutputLength);
   std::uint8_t* c = out + hca_cap::kCapability;
+  switch (get(in, command::op_mod) >> 1) {
+    case hca_cap::kGeneral: break;
+    case hca_cap::kAtomic:
+      set(c, hca_cap::atomic_operations, 0xf);
+      set(c, hca_cap::atomic_sizes, 4 | 8);
+      return;
+    case hca_cap::kGeneral2: set(c, hca_cap::no_record_mode, 1); return;
+    default: return;  // nothing of that kind: all zero
+  }
+  set(c, hca_cap::general_2_present, 1);
   set(c, hca_cap::log_max_qp_size, mlx5::kMaxLogQueue);
   set(c, hca_cap::log_max_qp, kQpSlotBits);
   set(c, hca_cap::log_max_cq_size, kLogMaxCq);
   set(c, hca_cap::log_max_cq, kQpSlotBits);
+  set(c, hca_cap::log_max_initiator_reads, kLogMostReadsInFlight);
+  set(c, hca_cap::log_max_responder_reads, kLogMostReadsInFlight);
+  set(c, hca_cap::gid_table_size, 0);
+  set(c, hca_cap::port_type, 0);  // InfiniBand: no MAC address, no GID to resolve
+  set(c, hca_cap::port_count, 1);
+  set(c, hca_cap::log_max_message, kLogMaxMessage);
   set(c, hca_cap::cqe_version, 1);
   set(c, hca_cap::atomic, 1);
   set(c, hca_cap::cq_overrun_ignore, 1);
@@ -419,6 +438,8 @@ void general_command(const Context& context, const std::uint8_t* in, std::uint8_
   set(c, hca_cap::reliable_connected, 1);
   set(c, hca_cap::blue_flame, 1);
   set(c, hca_cap::log_bf_register_size, mlx5::kLogBlueFlameBytes);
+  set(c, hca_cap::max_send_wqe_bytes, 1024);
+  set(c, hca_cap::max_receive_wqe_bytes, mlx5::kMostReceiveSges * mlx5::kSegmentBytes);
 }
 
 void detach_object(verbs::mlx5dv_devx_obj& object) {
@@ -445,6 +466,7 @@ void detach_object(verbs::mlx5dv_devx_obj& object) {
     --qp->rings->users;
     if (qp->record != nullptr) --qp->record->users;
     --qp->uar->users;
+    release_uar(*qp->uar);
     --qp->qp.send_cq->users;
     --qp->qp.receive_cq->users;
   }

@@ -261,6 +261,7 @@ ibv_mr* reg_mr_iova2(ibv_pd* raw, void* addr, std::size_t length, std::uint64_t 
     Lock lock(context.job->engine());
     Pd* pd = static_cast<Pd*>(raw);
     auto mr = std::make_unique<Mr>();
+    if (FarMemory* far = FarMemory::active()) far->note(addr, length);
     const std::uint32_t key =
         context.job->regions().add(static_cast<std::byte*>(addr), length, iova, access, pd->pdn);
     if (key == 0) {
@@ -296,6 +297,7 @@ int dereg_mr(ibv_mr* raw) {
   Lock lock(context.job->engine());
   Mr* mr = static_cast<Mr*>(raw);
   context.job->regions().remove(mr->lkey);
+  if (FarMemory* far = FarMemory::active()) far->forget(mr->addr);
   --static_cast<Pd*>(mr->pd)->users;
   context.mrs.erase(mr);
   delete mr;

@@ -79,6 +79,7 @@ mlx5dv_devx_umem* devx_umem_reg(ibv_context* raw, void* addr, std::size_t size, 
     umem->owner = &context;
     umem->address = static_cast<std::byte*>(addr);
     umem->bytes = size;
+    if (FarMemory* far = FarMemory::active()) far->note(addr, size);
     Umem* result = umem.get();
     context.umems[umem->umem_id] = std::move(umem);
     return result;
@@ -98,6 +99,7 @@ int devx_umem_dereg(mlx5dv_devx_umem* raw) {
   Context& context = *umem->owner;
   Lock lock(context.job->engine());
   if (umem->users != 0) return failed(EBUSY, "a queue still lies in the umem");
+  if (FarMemory* far = FarMemory::active()) far->forget(umem->address);
   context.umems.erase(umem->umem_id);
   return 0;
 }
@@ -168,20 +170,14 @@ mlx5dv_devx_uar* devx_alloc_uar(ibv_context* raw, std::uint32_t flags) {
   });
 }
 
+/// With queue pairs that still ring it the UAR stays until the last of them goes: drivers free a shared
+/// one with the first.
 void devx_free_uar(mlx5dv_devx_uar* raw) {
   Uar* uar = static_cast<Uar*>(raw);
   Context& context = *uar->owner;
   Lock lock(context.job->engine());
-  if (uar->users != 0) {
-    failed(EBUSY, "a queue pair still rings this UAR");
-    return;
-  }
-  if (uar->engine != nullptr) {
-    uar->engine->give_cell(static_cast<std::uint64_t*>(uar->reg_addr));
-  } else {
-    uar->page->used &= uar->blue_flame ? 0 : ~(std::uint64_t{1} << uar->cell);
-  }
-  context.uars.erase(uar->page_id);
+  uar->freed = true;
+  release_uar(*uar);
 }
 
 int devx_query_eqn(ibv_context*, std::uint32_t vector, std::uint32_t* eqn) {
@@ -268,6 +264,16 @@ int devx_general_cmd(ibv_context* raw, const void* in, std::size_t in_bytes, voi
 }
 
 }  // namespace
+
+void release_uar(Uar& uar) {
+  if (!uar.freed || uar.users != 0) return;
+  if (uar.engine != nullptr) {
+    uar.engine->give_cell(static_cast<std::uint64_t*>(uar.reg_addr));
+  } else {
+    uar.page->used &= uar.blue_flame ? 0 : ~(std::uint64_t{1} << uar.cell);
+  }
+  uar.owner->uars.erase(uar.page_id);
+}
 
 void set_devx_functions(verbs::Table& t) {
   t.init_obj = init_obj;

@@ -67,9 +67,9 @@ bool GpuEngine::possible(const Options& options, std::string* why) {
     if (why != nullptr) *why = sentence;
     return false;
   };
-  if (options.engine == EngineChoice::cpu) {
+  if (options.engine == EngineChoice::cpu || options.engine == EngineChoice::copy) {
     return no(
-        "MARROW_SOFTNIC=engine=cpu: softnic's engine is a CPU thread, which cannot load or "
+        "MARROW_SOFTNIC=engine=cpu or copy: softnic's engine is a CPU thread, which cannot load or "
         "store GPU memory");
   }
   if (options.hca_atomics) {

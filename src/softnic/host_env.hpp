@@ -79,7 +79,8 @@ class HostEnv {
 
   Fate next_wqe() { return faults.next_wqe(); }
   Nanoseconds delay() { return faults.delay(); }
-  bool corrupts_write() { return faults.corrupts_write(); }
+  /// Payload that only copies reach is left alone.
+  bool corrupts_write() { return FarMemory::active() == nullptr && faults.corrupts_write(); }
   std::uint64_t pick(std::uint64_t bound) { return faults.pick(bound); }
   Nanoseconds retry_limit() const {
     return static_cast<Nanoseconds>(std::chrono::nanoseconds(options.retry).count());

@@ -10,6 +10,7 @@
 #include "softnic/descriptor_server.hpp"
 #include "softnic/directory.hpp"
 #include "softnic/engine.hpp"
+#include "softnic/far_memory.hpp"
 #include "softnic/gpu_engine.hpp"
 #include "softnic/options.hpp"
 #include "softnic/regions.hpp"
@@ -20,6 +21,7 @@ class Job {
  public:
   Job(const std::string& name, const Options& options)
       : options_(options),
+        far_(options.engine == EngineChoice::copy ? gpu_copies() : nullptr),
         directory_(name),
         regions_(directory_),
         engine_(directory_, regions_, options_) {}
@@ -39,6 +41,7 @@ class Job {
 
  private:
   const Options options_;
+  std::shared_ptr<FarMemory> far_;  ///< engine=copy
   Directory directory_;
   Regions regions_;
   std::uint32_t numbers_ = 0;

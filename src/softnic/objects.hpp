@@ -61,6 +61,7 @@ struct Uar : verbs::mlx5dv_devx_uar {
   GpuEngine* engine = nullptr;
   std::uint32_t cell = 0;
   bool blue_flame = false;
+  bool freed = false;
   std::uint32_t users = 0;
 };
 
@@ -134,6 +135,8 @@ void query_object(const verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, 
                   std::size_t out_bytes);
 void general_command(const Context& context, const std::uint8_t* in, std::uint8_t* out,
                      std::size_t out_bytes);
+/// Ends a UAR that its owner freed, once nobody uses it. Lock held.
+void release_uar(Uar& uar);
 /// Detaches the object from the engine. @throws Refused while others use it
 void detach_object(verbs::mlx5dv_devx_obj& object);
 
@@ -141,6 +144,7 @@ void detach_object(verbs::mlx5dv_devx_obj& object);
 inline constexpr std::uint32_t kEventQueue = 4;
 inline constexpr std::uint32_t kLogMaxCq = 22;
 /// READs and atomics in flight, as initiator and as responder.
-inline constexpr int kMostReadsInFlight = 16;
+inline constexpr int kLogMostReadsInFlight = 4;
+inline constexpr int kMostReadsInFlight = 1 << kLogMostReadsInFlight;
 
 }  // namespace marrow::softnic

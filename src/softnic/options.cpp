@@ -10,7 +10,8 @@ namespace marrow::softnic {
 namespace {
 
 constexpr const char* kKeys =
-    "engine=auto|cpu|gpu, seed, job, start_index, atomics=hca|real, delay (us), reorder=0|1, drop, "
+    "engine=auto|cpu|gpu|copy, seed, job, start_index, atomics=hca|real, delay (us), reorder=0|1, "
+    "drop, "
     "corrupt, error_at, "
     "stall=N[:ms], retry (ms)";
 
@@ -35,10 +36,11 @@ std::uint64_t number(std::string_view key, std::string_view value, std::uint64_t
 
 void apply(Options& o, std::string_view key, std::string_view value) {
   constexpr std::uint64_t any = ~0ull;
-  if (key == "engine" && (value == "auto" || value == "cpu" || value == "gpu")) {
-    o.engine = value == "cpu"   ? EngineChoice::cpu
-               : value == "gpu" ? EngineChoice::gpu
-                                : EngineChoice::automatic;
+  if (key == "engine" && (value == "auto" || value == "cpu" || value == "gpu" || value == "copy")) {
+    o.engine = value == "cpu"    ? EngineChoice::cpu
+               : value == "gpu"  ? EngineChoice::gpu
+               : value == "copy" ? EngineChoice::copy
+                                 : EngineChoice::automatic;
   } else if (key == "seed") {
     o.seed = number(key, value, any);
   } else if (key == "job") {

@@ -13,10 +13,11 @@ namespace marrow::softnic {
 
 /// Who executes the queues. Automatic: a block on the rank's GPU where windows lie in GPU memory, else a CPU
 /// thread.
-enum class EngineChoice : std::uint8_t { automatic, cpu, gpu };
+/// Copy: a CPU thread that reaches GPU memory through the copy engine; slow, for judging fidelity.
+enum class EngineChoice : std::uint8_t { automatic, cpu, gpu, copy };
 
 struct Options {
-  EngineChoice engine = EngineChoice::automatic;  ///< engine=auto|cpu|gpu
+  EngineChoice engine = EngineChoice::automatic;  ///< engine=auto|cpu|gpu|copy
   std::uint64_t seed = 1;
   std::string job;                ///< job=NAME: directory used by a plain open_device
   std::uint16_t start_index = 0;  ///< start_index=N: first index of new queues, for wrap tests

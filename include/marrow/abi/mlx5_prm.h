@@ -247,10 +247,17 @@ inline constexpr std::size_t kOutBytes = 0x10;
 namespace hca_cap {
 inline constexpr std::uint32_t kGeneral = 0x00, kAtomic = 0x03, kRoce = 0x04, kGeneral2 = 0x20;
 inline constexpr std::uint32_t kCapability = 0x10;  ///< in the reply
+inline constexpr Field general_2_present{0x04, 0, 1};
 inline constexpr Field log_max_qp_size{0x11, 0, 8};
 inline constexpr Field log_max_qp{0x13, 3, 5};
 inline constexpr Field log_max_cq_size{0x19, 0, 8};
 inline constexpr Field log_max_cq{0x1b, 3, 5};
+inline constexpr Field log_max_initiator_reads{0x29, 2, 6};
+inline constexpr Field log_max_responder_reads{0x2b, 2, 6};
+inline constexpr Field gid_table_size{0x2e, 0, 16};  ///< 0 = 8 entries
+inline constexpr Field port_type{0x36, 6, 2};        ///< 0 InfiniBand, 1 Ethernet
+inline constexpr Field port_count{0x37, 0, 8};
+inline constexpr Field log_max_message{0x38, 3, 5};
 inline constexpr Field cqe_version{0x3f, 4, 4};
 inline constexpr Field atomic{0x43, 6, 1};
 inline constexpr Field cq_overrun_ignore{0x44, 0, 1};
@@ -258,6 +265,14 @@ inline constexpr Field cross_channel{0x45, 4, 1};
 inline constexpr Field reliable_connected{0x47, 7, 1};
 inline constexpr Field blue_flame{0x4c, 0, 1};
 inline constexpr Field log_bf_register_size{0x4d, 3, 5};
+inline constexpr Field max_send_wqe_bytes{0x52, 0, 16};
+inline constexpr Field max_receive_wqe_bytes{0x56, 0, 16};
+/// Of kGeneral2.
+inline constexpr Field no_record_mode{0x5c, 1, 1};
+/// Of kAtomic: bit mask of operations (1 compare-swap, 2 fetch-add, 4 and 8 masked), and of operand sizes
+/// (bit n = 2^n bytes).
+inline constexpr Field atomic_operations{0x12, 0, 16};
+inline constexpr Field atomic_sizes{0x16, 0, 16};
 inline constexpr std::size_t kInBytes = 0x10;
 inline constexpr std::size_t kOutBytes = 0x1010;
 }  // namespace hca_cap
