@@ -156,7 +156,11 @@ void Nic::choose_engine(bootstrap::Bootstrap& bootstrap) {
   engine_chosen_ = true;
 }
 
-Memory Nic::sync_memory() const { return device_->on_gpu_engine() ? Memory::device : Memory::host; }
+Memory Nic::sync_memory() const {
+  // A real NIC's: beside the data of windows, because it orders its writes to one memory only.
+  const bool real = !device_->emulated() && device_->place().on_gpu();
+  return real || device_->on_gpu_engine() ? Memory::device : Memory::host;
+}
 
 Region Nic::register_region(const memory::Block& block, Access access) {
   std::string why;

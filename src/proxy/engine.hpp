@@ -110,6 +110,8 @@ class Engine {
   bool drain_ring(DeviceState& device, int context);
   void execute(DeviceState& device, int context, std::uint64_t index, const ProxyOperation& d);
   Status start(std::uint32_t slot, Queue& queue, const ProxyOperation& d);
+  template <class Each>
+  bool move_pieces(std::uint32_t slot, const ProxyOperation& d, std::uint32_t kind, Each&& each);
   Status start_put(std::uint32_t slot, Queue& queue, const ProxyOperation& d);
   Status start_get(std::uint32_t slot, Queue& queue, const ProxyOperation& d);
   Status start_fetch(std::uint32_t slot, Queue& queue, const ProxyOperation& d);

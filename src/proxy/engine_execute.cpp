@@ -101,6 +101,29 @@ const Region* Engine::word_of(std::uint32_t id, std::uint64_t offset) {
   return window && window->block.host && offset % 8 == 0 ? window : nullptr;
 }
 
+/// Posts what moves d.bytes between a region of ours and the peer's window, in messages that the network
+/// can take; `each` sees every one. @return false when a range is not inside: nothing was posted
+template <class Each>
+bool Engine::move_pieces(std::uint32_t slot, const ProxyOperation& d, std::uint32_t kind,
+                         Each&& each) {
+  if (d.bytes == 0) return true;
+  const Region* mine = find(d.region);
+  const Region* window = window_of(d.window, d.offset, d.bytes);
+  if (!mine || !window || !mine->holds(d.source_offset, d.bytes)) return false;
+  operations_[slot].region = d.region;
+  const std::uint64_t piece = link_->properties().max_message;
+  for (std::uint64_t done = 0; done < d.bytes; done += piece) {
+    marrow_network_operation& o = enqueue(d.peer, kind, slot);
+    o.local = mine->local[thread_];
+    o.remote = window->remote[d.peer];
+    o.local_offset = d.source_offset + done;
+    o.remote_offset = d.offset + done;
+    o.bytes = std::min(piece, d.bytes - done);
+    each(o);
+  }
+  return true;
+}
+
 Status Engine::start_put(std::uint32_t slot, Queue& queue, const ProxyOperation& d) {
   if (d.has_add && !word_of(d.add_window, d.add_offset)) return Status::invalid;
   const std::uint32_t first_sequence = queue.sequence;
@@ -110,21 +133,8 @@ Status Engine::start_put(std::uint32_t slot, Queue& queue, const ProxyOperation&
     o.has_immediate = 1;
     o.immediate = make_immediate(queue.stream, queue.sequence++);
   };
-  if (d.opcode == ProxyOpcode::put && d.bytes != 0) {
-    const Region* source = find(d.region);
-    const Region* window = window_of(d.window, d.offset, d.bytes);
-    if (!source || !window || !source->holds(d.source_offset, d.bytes)) return Status::invalid;
-    operations_[slot].region = d.region;
-    const std::uint64_t piece = link_->properties().max_message;
-    for (std::uint64_t done = 0; done < d.bytes; done += piece) {
-      marrow_network_operation& o = enqueue(d.peer, MARROW_NETWORK_PUT, slot);
-      o.local = source->local[thread_];
-      o.remote = window->remote[d.peer];
-      o.local_offset = d.source_offset + done;
-      o.remote_offset = d.offset + done;
-      o.bytes = std::min(piece, d.bytes - done);
-      number(o);
-    }
+  if (d.opcode == ProxyOpcode::put) {
+    if (!move_pieces(slot, d, MARROW_NETWORK_PUT, number)) return Status::invalid;
   } else if (d.opcode == ProxyOpcode::put_value) {
     const Region* window = window_of(d.window, d.offset, d.bytes);
     if (!window || d.bytes == 0 || d.bytes > kProxyMaxInline) return Status::invalid;
@@ -157,21 +167,8 @@ Status Engine::start_add(std::uint32_t slot, Queue& queue, const ProxyOperation&
 }
 
 Status Engine::start_get(std::uint32_t slot, Queue&, const ProxyOperation& d) {
-  if (d.bytes == 0) return Status::ok;
-  const Region* target = find(d.region);
-  const Region* window = window_of(d.window, d.offset, d.bytes);
-  if (!target || !window || !target->holds(d.source_offset, d.bytes)) return Status::invalid;
-  operations_[slot].region = d.region;
-  const std::uint64_t piece = link_->properties().max_message;
-  for (std::uint64_t done = 0; done < d.bytes; done += piece) {
-    marrow_network_operation& o = enqueue(d.peer, MARROW_NETWORK_GET, slot);
-    o.local = target->local[thread_];
-    o.remote = window->remote[d.peer];
-    o.local_offset = d.source_offset + done;
-    o.remote_offset = d.offset + done;
-    o.bytes = std::min(piece, d.bytes - done);
-  }
-  return Status::ok;
+  const auto unnumbered = [](marrow_network_operation&) {};
+  return move_pieces(slot, d, MARROW_NETWORK_GET, unnumbered) ? Status::ok : Status::invalid;
 }
 
 Status Engine::start_fetch(std::uint32_t slot, Queue& queue, const ProxyOperation& d) {

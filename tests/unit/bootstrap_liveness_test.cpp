@@ -145,6 +145,15 @@ void kill_and_check(int n, const std::vector<int>& victims, int limit_ms) {
   }
 }
 
+/// Barriers until a peer dies. @return false when they ended in another way
+bool work_until_a_death(Bootstrap& bootstrap) {
+  try {
+    for (;;) bootstrap.barrier(in(10000));
+  } catch (const Error& error) {
+    return error.code() == Code::peer_failed;
+  }
+}
+
 TEST(Liveness, AKilledMemberIsNoticedAndTheRestGoesOn) { kill_and_check(4, {2}, 2000); }
 TEST(Liveness, AKilledRootIsNoticedAndTheRestGoesOn) { kill_and_check(4, {0}, 2000); }
 TEST(Liveness, SixteenRanksLoseTheRoot) { kill_and_check(16, {0}, 2000); }
@@ -165,11 +174,7 @@ TEST(Liveness, TheRootAndItsHeirDieTogether) {
       bootstrap.barrier();
       seen.phase = 1;
       for (int step = 0; step < 4; ++step) {
-        try {
-          for (;;) bootstrap.barrier(in(10000));
-        } catch (const Error& error) {
-          if (error.code() != Code::peer_failed) return 1;
-        }
+        if (!work_until_a_death(bootstrap)) return 1;
         std::uint32_t mask = bits(bootstrap.agree_failures(in(10000)));
         seen.mask[step] = mask;
         if (mask == expected) {
@@ -207,11 +212,7 @@ TEST(Liveness, DeathsAtRandomMomentsNeverSplitTheSurvivors) {
       bootstrap.barrier();
       seen.phase = 1;
       for (int step = 0; step < 4; ++step) {
-        try {
-          for (;;) bootstrap.barrier(in(10000));
-        } catch (const Error& error) {
-          if (error.code() != Code::peer_failed) return 1;
-        }
+        if (!work_until_a_death(bootstrap)) return 1;
         seen.mask[step] = bits(bootstrap.agree_failures(in(10000)));
         seen.rounds = step + 1;
         if (__builtin_popcount(seen.mask[step] & 0x7fffffff) == 3) {
@@ -255,11 +256,7 @@ TEST(Liveness, ADecisionThatOneSurvivorHasSeenBindsAll) {
       bootstrap.barrier();
       shared[rank].phase = 1;
       for (int step = 0; step < 2; ++step) {
-        try {
-          for (;;) bootstrap.barrier(in(10000));
-        } catch (const Error& error) {
-          if (error.code() != Code::peer_failed) return 1;
-        }
+        if (!work_until_a_death(bootstrap)) return 1;
         shared[rank].mask[step] = bits(bootstrap.agree_failures(in(10000)));
       }
       bootstrap.barrier(in(10000));
