@@ -43,8 +43,10 @@ constexpr std::array kTable = {
     duration("MARROW_BOOTSTRAP_TIMEOUT", "60s", 10, kDay, "bootstrap",
              "How long set-up and teardown wait for the other ranks."),
     text("MARROW_CHECKED_REPORT", "", "device",
-         "File that receives the reports of a MARROW_CHECKED build (bounds, alignment, bad peer, "
-         "signal or context, with file and line). Empty: the log, as WARN."),
+         "File that also receives the reports of a MARROW_CHECKED build (bounds, alignment, bad "
+         "peer, "
+         "signal or context, with file and line), one a line. Empty: those that check() has not "
+         "thrown when the communicator closes go to the log, as WARN."),
     integer(
         "MARROW_CPU_LANES", "1", 1, 32, "device",
         "Lanes (OS threads) in a warp when a kernel runs on the CPU. 1 is fastest, 4 makes warp "

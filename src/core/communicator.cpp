@@ -46,7 +46,8 @@ CommunicatorState::CommunicatorState(const UniqueId& id, int nranks, int rank, C
     control_ = arena_->allocate(sizeof(ControlBlock), Memory::host);
   });
   faults_ =
-      std::make_unique<FaultBoard>(reinterpret_cast<ControlBlock*>(control_.host), rank, nranks);
+      std::make_unique<FaultBoard>(reinterpret_cast<ControlBlock*>(control_.host), rank, nranks,
+                                   base::parameter_string("MARROW_CHECKED_REPORT", parameters_));
   watch();
   try {
     choose_paths();
@@ -197,6 +198,7 @@ void CommunicatorState::close() {
   } catch (...) {
     crash = std::current_exception();  // the others' barrier needs us all the same
   }
+  faults_->tell_unread_reports();
   meet();  // every rank's kernels are done with everybody's memory
   {
     std::lock_guard lock(mutex_);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 
 #include "base/log.hpp"
 #include "base/text.hpp"
@@ -33,8 +34,12 @@ const char* meaning(std::uint32_t what) {
 
 }  // namespace
 
-FaultBoard::FaultBoard(ControlBlock* control, int rank, int nranks)
-    : control_(control), rank_(rank), failed_(nranks), masked_(nranks) {}
+FaultBoard::FaultBoard(ControlBlock* control, int rank, int nranks, std::string report_file)
+    : control_(control),
+      rank_(rank),
+      report_file_(std::move(report_file)),
+      failed_(nranks),
+      masked_(nranks) {}
 
 void FaultBoard::set_bits(std::uint64_t bits) {
   // Release: publishes failed[] to the kernel that sees the bit; meets load_relaxed in
@@ -93,7 +98,7 @@ void FaultBoard::agreed(const std::vector<bool>& failed) {
   }
 }
 
-void FaultBoard::throw_checked_report() {
+std::optional<Error> FaultBoard::next_report() {
   const auto reports = word(control_->reports);
   for (;;) {
     // Relaxed: what a report says is published by its own line.
@@ -104,9 +109,9 @@ void FaultBoard::throw_checked_report() {
       // Meets the publish of `line` in detail::violation: the report's other words are whole.
       const auto line_word = std::atomic_ref<std::uint32_t>(report.line);
       const std::uint32_t line = line_word.load(std::memory_order_acquire);
-      if (line == 0) return;  // a kernel is writing it
-      const Error error(
-          Code::invalid_argument,
+      if (line == 0) return std::nullopt;  // a kernel is writing it
+      std::optional<Error> error(
+          std::in_place, Code::invalid_argument,
           base::cat(report.file, ":", line, ": ", report.operation, " on rank ", rank_, ": ",
                     meaning(report.what), ": value ", static_cast<std::int64_t>(report.value),
                     ", limit ", report.limit, " (block ", report.block, ", thread ", report.thread,
@@ -114,16 +119,25 @@ void FaultBoard::throw_checked_report() {
           "correct the call; the operation did nothing and returned Status::invalid");
       line_word.store(0, std::memory_order_relaxed);  // published by the release below
       ++reports_read_;
-      throw Error(error);
+      if (!report_file_.empty())
+        std::ofstream(report_file_, std::ios::app) << error->what() << "\n";
+      return error;
     }
-    if (count == 0) return;
+    if (count == 0) return std::nullopt;
     // All that were kept are read: the slots are free again, unless another has come meanwhile.
     // Release: publishes the cleared lines to the kernel whose fetch_add takes a slot next.
     if (reports.compare_exchange_strong(count, 0, std::memory_order_release,
                                         std::memory_order_relaxed)) {
       reports_read_ = 0;
-      return;
+      return std::nullopt;
     }
+  }
+}
+
+void FaultBoard::tell_unread_reports() {
+  std::lock_guard lock(mutex_);
+  while (const std::optional<Error> report = next_report()) {
+    if (report_file_.empty()) MARROW_WARN(core, report->what());
   }
 }
 
@@ -149,7 +163,7 @@ void FaultBoard::throw_if_any() {
                           " (or the handle it was given was not made by this library)"),
                 "rebuild the kernel with this library's headers");
   }
-  throw_checked_report();
+  if (const std::optional<Error> report = next_report()) throw Error(*report);
   const std::uint64_t stream = word(control_->stream_status).exchange(0, std::memory_order_relaxed);
   if (abort_) throw *abort_;
   if (failure_) throw *failure_;

@@ -17,8 +17,9 @@ namespace marrow::core {
 
 class FaultBoard {
  public:
-  /// @param control  zeroed words in memory that host and executor share; outlives the board
-  FaultBoard(ControlBlock* control, int rank, int nranks);
+  /// @param control      zeroed words in memory that host and executor share; outlives the board
+  /// @param report_file  MARROW_CHECKED_REPORT
+  FaultBoard(ControlBlock* control, int rank, int nranks, std::string report_file = {});
 
   /// A peer's process or connection ended: every device wait returns peer_failed until agreed().
   void peer_failed(int peer, const std::string& sentence);
@@ -32,14 +33,18 @@ class FaultBoard {
   /// Throws the first thing that went wrong and has not been handled; reports of MARROW_CHECKED
   /// kernels one a call, each once.
   void throw_if_any();
+  /// At the end, for programs that never asked: to the report file, or the log as WARN.
+  void tell_unread_reports();
 
  private:
   void set_bits(std::uint64_t bits);
-  void throw_checked_report();
+  /// The next report of a MARROW_CHECKED kernel that nobody has read; also written to the report file.
+  std::optional<Error> next_report();
   void throw_stream_failure(Status status) const;
 
   ControlBlock* control_;
   int rank_;
+  std::string report_file_;
   mutable std::mutex mutex_;
   std::vector<bool> failed_;        ///< seen, not yet agreed
   std::vector<bool> masked_;        ///< agreed

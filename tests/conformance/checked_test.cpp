@@ -3,6 +3,10 @@
 // the file and line of the call. This file is always compiled with the checks on.
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -227,6 +231,28 @@ TEST(CheckedReports, EachIsThrownOnceAndTheSlotsServeAgain) {
   launch(comm.place(), 1, 1, 0, many, device.handle(), window.handle(), 1);
   EXPECT_NE(complaint(comm), "");
   EXPECT_EQ(complaint(comm), "");
+}
+
+TEST(CheckedReports, GoToTheFileAlsoWhenNobodyAsks) {
+  const std::string file = testing::TempDir() + "marrow-checked-" + std::to_string(getpid());
+  {
+    Config config;
+    config.parameters["MARROW_CHECKED_REPORT"] = file;
+    Communicator comm(UniqueId::create(), 1, 0, config);
+    Window window = comm.allocate(kBytes);
+    DeviceCommunicatorOwner device = comm.device_communicator();
+    launch(comm.place(), 1, 1, 0, many, device.handle(), window.handle(), 3);
+    EXPECT_NE(complaint(comm), "");
+  }
+  std::ifstream in(file);
+  std::string line;
+  int lines = 0;
+  while (std::getline(in, line)) {
+    EXPECT_NE(line.find("checked_test.cpp:"), std::string::npos) << line;
+    ++lines;
+  }
+  EXPECT_EQ(lines, 3);
+  std::remove(file.c_str());
 }
 
 void use(DeviceCommunicator comm, WindowHandle window, Status* out) {
