@@ -447,19 +447,20 @@ bool GpuEngine::import(std::uint32_t key, const base::Fd& fd) {
   constexpr auto relaxed = std::memory_order_relaxed;
   Region region;
   region.key = key;
-  region.process = slot->process.load(relaxed);
-  region.access = slot->access.load(relaxed);
-  region.pd = slot->pd.load(relaxed);
-  region.iova = slot->iova.load(relaxed);
-  region.length = slot->length.load(relaxed);
-  const std::uint32_t kind = slot->kind.load(relaxed);
-  const int number = slot->fd.load(relaxed);
-  const std::uint64_t offset = slot->offset.load(relaxed);
+  // Acquire loads keep their order: if the name still stands, what was read belongs to it.
+  constexpr auto acquire = std::memory_order_acquire;
+  region.process = slot->process.load(acquire);
+  region.access = slot->access.load(acquire);
+  region.pd = slot->pd.load(acquire);
+  region.iova = slot->iova.load(acquire);
+  region.length = slot->length.load(acquire);
+  const std::uint32_t kind = slot->kind.load(acquire);
+  const int number = slot->fd.load(acquire);
+  const std::uint64_t offset = slot->offset.load(acquire);
   cuda::IpcHandle handle;
   std::uint64_t words[8];
-  for (int i = 0; i < 8; ++i) words[i] = slot->ipc[i].load(relaxed);
+  for (int i = 0; i < 8; ++i) words[i] = slot->ipc[i].load(acquire);
   std::memcpy(&handle, words, sizeof handle);
-  std::atomic_thread_fence(std::memory_order_acquire);
   if (slot->key.load(relaxed) != key || region.process == directory_.self()) return false;
 
   Import made;
