@@ -93,8 +93,10 @@ constexpr std::array kTable = {
     integer("MARROW_PROXY_THREADS", "1", 1, 64, "proxy",
             "Progress threads per communicator on the proxy path."),
     text("MARROW_RENDEZVOUS", "", "bootstrap",
-         "Where ranks without a launcher's help meet: tcp://host:port or file:///path. RANK and "
-         "WORLD_SIZE (or the launcher's variables) still say who is who."),
+         "Where ranks without a launcher's help meet: tcp://host:port or file:///path. Rank 0 "
+         "listens "
+         "on the address given, behind a name on all of its addresses. RANK and WORLD_SIZE (or the "
+         "launcher's variables) still say who is who."),
     text("MARROW_SECRET_FILE", "", "bootstrap",
          "File with the job's secret (at least 16 bytes, readable by the user only), the same on "
          "all hosts. Needed for tcp:// rendezvous beyond this host."),

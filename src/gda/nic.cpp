@@ -84,7 +84,8 @@ std::unique_ptr<Nic> Nic::open(bootstrap::Bootstrap& bootstrap, const base::Para
   same_choice(bootstrap, cat("MARROW_NIC=", choice, " MARROW_GDA_DEPTH=", options.depth,
                              " MARROW_GDA_CQ=", options.collapsed ? "collapsed" : "ring"));
   const char* next =
-      "`marrow info` shows what was found; MARROW_NIC=softnic emulates a NIC on one host";
+      "`marrow info` shows what was found, `marrow doctor` all that a real NIC needs; "
+      "MARROW_NIC=softnic emulates one on one host";
   if (choice == "none")
     throw Error(Code::unsupported, "no NIC for the gda path: MARROW_NIC=none", next);
 
