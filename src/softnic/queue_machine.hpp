@@ -113,6 +113,7 @@ class QueueMachine {
     completion.counter = qp.rq_consumer;
     completion.bytes = Access::load_relaxed(word(inbox.bytes));
     completion.immediate = Access::load_relaxed(word(inbox.immediate));
+    completion.solicited = Access::load_relaxed(word(inbox.solicited)) != 0;
     ++qp.rq_consumer;
     const bool posted_one = env_.post(*qp.receive_cq, completion);
     Access::store_release(word(inbox.state), posted_one ? Inbox::kDone : Inbox::kFailed);
@@ -305,6 +306,8 @@ class QueueMachine {
       Access::store_relaxed(word(inbox.immediate), op.control.immediate);
       Access::store_relaxed(word(inbox.bytes), static_cast<std::uint32_t>(op.bytes));
       Access::store_relaxed(word(inbox.source_qpn), qp.qpn);
+      Access::store_relaxed(word(inbox.solicited),
+                            std::uint32_t{(op.control.fm_ce_se & mlx5::kSolicited) != 0});
       Access::store_release(word(inbox.state), Inbox::kRequest);
       env_.ring(slot);
       return parked;

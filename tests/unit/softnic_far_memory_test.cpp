@@ -25,9 +25,20 @@ class FakeGpu final : public softnic::FarMemory {
     ::munmap(far, kBytes);
   }
   bool is_far(const void* at) const override { return at >= far && at < far + kBytes; }
+  // The last word by a release, as a copy engine's write of a completion entry is seen: whole.
   void copy(void* to, const void* from, std::size_t bytes) override {
     ++copies;
-    std::memmove(const_cast<void*>(near(to)), near(from), bytes);
+    auto* target = static_cast<std::byte*>(const_cast<void*>(near(to)));
+    const auto* source = static_cast<const std::byte*>(near(from));
+    if (bytes != 64) {
+      std::memmove(target, source, bytes);
+      return;
+    }
+    std::memmove(target, source, 60);
+    std::uint32_t last;
+    std::memcpy(&last, source + 60, 4);
+    std::atomic_ref<std::uint32_t>(*reinterpret_cast<std::uint32_t*>(target + 60))
+        .store(last, std::memory_order_release);
   }
   const void* near(const void* at) const {
     return is_far(at) ? data() + (static_cast<const std::byte*>(at) - far) : at;

@@ -146,7 +146,7 @@ class Cq {
         result.counter = cqe_counter(dword);
         const std::uint32_t syndromes =
             load32(reinterpret_cast<const std::uint8_t*>(&cqe) + kHardwareSyndromeOffset);
-        if (result.opcode == kRequesterError) {
+        if (result.opcode == kRequesterError || result.opcode == kResponderError) {
           result.syndrome = static_cast<std::uint8_t>(from_big32(syndromes));
         }
         result.bytes = from_big32(load32(&cqe.byte_count));
@@ -164,7 +164,9 @@ class Cq {
 struct QpOptions {
   unsigned log_sq = 5;
   bool collapsed = false;
-  bool receive_queue = false;  ///< 16 entries
+  bool receive_queue = false;       ///< 16 entries
+  unsigned receive_log_stride = 0;  ///< buffers a receive, as a power of two
+  std::uint32_t uar_kind = verbs::kUarNonCachedDedicated;
   bool record = true;
   unsigned rnr_retry = 7;
   unsigned ack_timeout = 14;
@@ -191,7 +193,7 @@ class Endpoint {
     object.pd.out = &out;
     nic().init_obj(&object, verbs::kObjectPd);
     pdn = out.pdn;
-    uar = nic().devx_alloc_uar(context, verbs::kUarNonCachedDedicated);
+    uar = nic().devx_alloc_uar(context, qp.uar_kind);
     cq.create(context, uar->page_id, qp.log_sq, qp.collapsed, qp.start, qp.overrun_ignored);
     receive_cq.create(context, uar->page_id, 4, false, qp.start);
     create_qp_object();
@@ -209,7 +211,7 @@ class Endpoint {
     cq.destroy();
     receive_cq.destroy();
     EXPECT_EQ(nic().devx_umem_dereg(rings_umem), 0);
-    nic().devx_free_uar(uar);
+    if (!uar_freed) nic().devx_free_uar(uar);
     EXPECT_EQ(nic().dealloc_pd(pd), 0) << nic().last_error();
     EXPECT_EQ(nic().close_device(context), 0);
     context = nullptr;
@@ -369,6 +371,16 @@ class Endpoint {
     std::atomic_ref<std::uint64_t>(*static_cast<std::uint64_t*>(uar->reg_addr))
         .store(value, std::memory_order_release);
   }
+  /// A receive into buffers; fewer than the ring's entries hold end with the invalid key.
+  void post_receive(std::initializer_list<DataSegment> buffers) {
+    const std::size_t stride = std::size_t{16} << qp_.receive_log_stride;
+    std::byte* at = rings.as<std::byte>((receive_producer % 16) * stride);
+    std::size_t n = 0;
+    for (const DataSegment& buffer : buffers) std::memcpy(at + 16 * n++, &buffer, 16);
+    const DataSegment end{0, to_big32(kInvalidLkey), 0};
+    if (n < stride / 16) std::memcpy(at + 16 * n, &end, 16);
+    post_receive();
+  }
   void post_receive() {
     ++receive_producer;
     std::atomic_ref<std::uint32_t>(record->receive)
@@ -379,6 +391,7 @@ class Endpoint {
   verbs::ibv_pd* pd = nullptr;
   std::uint32_t pdn = 0;
   verbs::mlx5dv_devx_uar* uar = nullptr;
+  bool uar_freed = false;  ///< the test did it
   Cq cq;
   Cq receive_cq;
   base::Mapping rings;
@@ -393,7 +406,8 @@ class Endpoint {
 
  private:
   void create_qp_object() {
-    const std::size_t rq_bytes = qp_.receive_queue ? 16 * 16 : 0;
+    const std::size_t rq_bytes =
+        qp_.receive_queue ? std::size_t{16 * 16} << qp_.receive_log_stride : 0;
     const std::size_t sq_bytes = (std::size_t{1} << qp_.log_sq) * 64;
     const std::size_t bytes = rq_bytes + sq_bytes + 64;
     rings = base::Mapping::anonymous(bytes);
@@ -409,7 +423,10 @@ class Endpoint {
     set(c, qpc::uar_page, uar->page_id);
     set(c, qpc::log_sq_size, qp_.log_sq);
     set(c, qpc::rq_type, qp_.receive_queue ? kRqOwn : kRqNone);
-    if (qp_.receive_queue) set(c, qpc::log_rq_size, 4);
+    if (qp_.receive_queue) {
+      set(c, qpc::log_rq_size, 4);
+      set(c, qpc::log_rq_stride, qp_.receive_log_stride);
+    }
     set(c, qpc::cqn_send, cq.number);
     set(c, qpc::cqn_receive, receive_cq.number);
     set(c, qpc::send_record_mode, qp_.record ? 0 : 1);
