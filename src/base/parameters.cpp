@@ -105,7 +105,9 @@ constexpr std::array kTable = {
         "Network interfaces of the bootstrap: comma list of name prefixes, = in front means exact, "
         "^ means all but these. Empty: all but loopback and docker."),
     text("MARROW_SOFTNIC", "", "softnic",
-         "Faults of softnic, key=value separated by commas: seed=N, delay=US, reorder=1, drop=N, "
+         "Engine and faults of softnic, key=value separated by commas: engine=auto|cpu|gpu|copy "
+         "(copy: a CPU thread that reaches GPU memory by copies, slow), seed=N, delay=US, "
+         "reorder=1, drop=N, "
          "corrupt=N, error_at=N, stall=N[:MS], retry=MS, atomics=hca, start_index=N, job=NAME. N "
          "counts operations of a process. Empty: a perfect NIC without delays."),
     duration("MARROW_WAIT_TIMEOUT", "30s", 1, kDay, "device",
