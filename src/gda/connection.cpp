@@ -283,7 +283,7 @@ void Connection::publish(const Layout& layout, const Requirements& requirements,
     queue->doorbell = pair.doorbell();
     queue->record = reinterpret_cast<std::uint32_t*>(tail + Layout::kRecord +
                                                      offsetof(mlx5::DoorbellRecord, send));
-    queue->mask = nic_->options().depth - 1;
+    queue->mask = static_cast<std::uint16_t>(nic_->options().depth - 1);
     queue->qpn = mlx5::to_big32(pair.number() << 8);
     queue->sink = reinterpret_cast<std::uint64_t>(block_.host ? block_.host : block_.device) +
                   layout.tail(q) + Layout::kResults;
@@ -306,7 +306,7 @@ void Connection::publish(const Layout& layout, const Requirements& requirements,
     const std::uint64_t wanted = requirements.first_index;
     const std::uint64_t first =
         wanted + static_cast<std::uint16_t>(pair.first() - static_cast<std::uint16_t>(wanted));
-    queue->reserved_index = queue->ready_index = queue->posted_index = queue->owed_index = first;
+    queue->reserved_index = queue->guess = queue->ready_index = queue->posted_index = first;
     queue->completed_index = queue->fenced_index = first;
   }
   table_ = static_cast<const GdaDevice*>(arena_.upload(image.data(), image.size() * sizeof(Image)));

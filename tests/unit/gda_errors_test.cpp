@@ -39,7 +39,7 @@ MARROW_KERNEL add_misaligned(DeviceCommunicator comm, WindowHandle window, Outco
   if (comm.rank != 0) return;
   // Below Gin, whose checked form refuses it before the NIC does.
   const detail::Then then{&window, 4, 1, false};
-  out->posted = detail::PathGda::add(comm, 0, 1, then, detail::Knobs{});
+  out->posted = detail::PathGda::add(comm, {0, comm.sharing}, 1, then, detail::Knobs{});
   out->flushed = Gin<Path::gda>(comm, 0).flush();
 }
 
@@ -47,7 +47,7 @@ MARROW_KERNEL fetch_wrong(DeviceCommunicator comm, WindowHandle window, Outcome*
   if (comm.rank != 0) return;
   std::uint64_t old = 0;
   const detail::FetchOp op{window, window.bytes, false, 1, 0};
-  out->posted = detail::PathGda::fetch(comm, 0, 1, op, &old, detail::Knobs{});
+  out->posted = detail::PathGda::fetch(comm, {0, comm.sharing}, 1, op, &old, detail::Knobs{});
 }
 
 /// Puts until one does not fit, with a short deadline.

@@ -36,32 +36,38 @@ inline constexpr std::uint64_t kGdaResultBusy = ~std::uint64_t{0};
 
 /// One send queue and its completion queue. 512 bytes.
 struct alignas(128) GdaQueue {
-  // Constants: what a post reads.
-  std::byte* sq = nullptr;            ///< ring of 64-byte blocks
+  // What every post reads: 16 bytes for its entries (detail::gda::Hot), 16 for its doorbell.
+  std::byte* sq = nullptr;  ///< ring of 64-byte blocks
+  std::uint32_t qpn = 0;    ///< BE32(qpn << 8): or-ed with BE32(ds) it is the WQE's second word
+  std::uint16_t mask = 0;   ///< depth - 1; depth is a power of two, 32 .. 32768
+  std::uint8_t release = static_cast<std::uint8_t>(GdaRelease::system);
+  std::uint8_t collapsed = 0;  ///< 1: the completion queue is one entry that the NIC rewrites
   std::uint64_t* doorbell = nullptr;  ///< the NIC's 8-byte register
   std::uint32_t* record = nullptr;    ///< send word of the doorbell record
-  std::uint32_t mask = 0;             ///< depth - 1; depth is a power of two, 32 .. 32768
-  std::uint32_t qpn = 0;   ///< BE32(qpn << 8): or-ed with BE32(ds) it is the WQE's second word
-  std::uint64_t sink = 0;  ///< iova of the word that unwanted old values go to; results follow it
-  std::uint32_t sink_lkey = 0;        ///< big endian
-  std::uint32_t cqn = 0;              ///< BE32, for WAIT on the companion queue
+
+  // Constants that waits and atomics read.
   const std::uint32_t* cq = nullptr;  ///< word at byte 60 of completion entry 0
   std::uint64_t* result =
       nullptr;  ///< [kGdaResults] where old values land, as an address of the executor
   std::uint64_t* error = nullptr;  ///< host memory: GdaError of the first failure, for check()
-  std::uint8_t release = static_cast<std::uint8_t>(GdaRelease::system);
+  std::uint64_t sink = 0;  ///< iova of the word that unwanted old values go to; results follow it
+  std::uint32_t sink_lkey = 0;  ///< big endian
+  std::uint32_t cqn = 0;        ///< BE32, for WAIT on the companion queue
   std::uint8_t release_reason = 0;
-  std::uint8_t collapsed = 0;  ///< 1: the completion queue is one entry that the NIC rewrites
-  std::uint8_t reserved0[5] = {};
+  std::uint8_t reserved0[7] = {};
   std::uint64_t reserved1[6] = {};
 
-  // Producer. reserved >= ready >= posted.
+  // Producer. reserved >= ready >= posted. A queue of one thread uses the first two alone, as one
+  // 16-byte word.
   std::uint64_t reserved_index = 0;  ///< next WQE nobody has taken
-  std::uint64_t reserved2[7] = {};
-  std::uint64_t ready_index = 0;   ///< all WQEs below are written, in order
-  std::uint64_t posted_index = 0;  ///< the doorbell was rung for all below
-  std::uint64_t owed_index = 0;    ///< a thread left its doorbell to the next one in line
-  std::uint64_t reserved3[5] = {};
+  std::uint64_t posted_index = 0;    ///< the doorbell was rung for all below
+  /// What a thread of the reader's SM last saw of reserved_index: the first guess of its compare-and-swap.
+  std::uint64_t guess = 0;
+  std::uint64_t reserved2[5] = {};
+  /// All WQEs below are written, in order; kGdaOwed is set when the last of them left its doorbell to the
+  /// next in line.
+  std::uint64_t ready_index = 0;
+  std::uint64_t reserved3[7] = {};
 
   // Consumer.
   std::uint64_t completed_index =
@@ -72,9 +78,12 @@ struct alignas(128) GdaQueue {
   std::uint64_t result_state[kGdaResults] = {};  ///< 0, kGdaResultBusy, or an abandoned operation
 };
 static_assert(sizeof(GdaQueue) == 512);
-static_assert(offsetof(GdaQueue, reserved_index) == 128 && offsetof(GdaQueue, ready_index) == 192 &&
-              offsetof(GdaQueue, completed_index) == 256 &&
+static_assert(offsetof(GdaQueue, cq) == 32 && offsetof(GdaQueue, reserved_index) == 128 &&
+              offsetof(GdaQueue, ready_index) == 192 && offsetof(GdaQueue, completed_index) == 256 &&
               offsetof(GdaQueue, result_state) == 384);
+
+/// In GdaQueue::ready_index.
+inline constexpr std::uint64_t kGdaOwed = std::uint64_t{1} << 63;
 
 /// What DeviceCommunicator::gda points at; the queues follow it in memory: queue of (context, peer) at
 /// context * nranks + peer, companions `companion` further. 128 bytes.

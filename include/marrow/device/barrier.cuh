@@ -129,7 +129,7 @@ class Barrier {
     knobs.deadline = deadline;
     status = gin.post_then(peer, path, then, path, knobs, Thread{},
                            [&](auto body, const detail::Then& own, const auto&) {
-                             return body.add(comm_, gin.context(), peer, own, knobs);
+                             return body.add(comm_, gin.context_, peer, own, knobs);
                            });
     if (status == Status::ok) sent(index) = due;
     return status;

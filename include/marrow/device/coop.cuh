@@ -33,6 +33,7 @@ struct Tile {
   MARROW_DEVICE Status agree(Status status) const {
     const std::uint32_t lanes = mask();
     Status worst = Status::ok;
+    if (!warp_ballot(lanes, status != Status::ok)) return worst;
     for (std::uint32_t s = 1; s <= static_cast<std::uint32_t>(Status::invalid); ++s) {
       if (warp_ballot(lanes, static_cast<std::uint32_t>(status) >= s))
         worst = static_cast<Status>(s);
@@ -49,6 +50,17 @@ struct Tile {
 
 /// The warp: 32 lanes on a GPU, MARROW_CPU_LANES on the CPU device.
 using Warp = Tile<32>;
+
+/// Every lane of the warp calls, each with offsets, sizes and values of its own, all with the same peer,
+/// context and options: on the gda path their operations are posted with one reservation and one
+/// doorbell. (Thread does that too where the lanes happen to be together, in a queue that may be shared.)
+/// The same Status for all; not ok: on the gda path nothing was posted.
+struct EachLane {
+  MARROW_DEVICE int rank() const { return 0; }
+  MARROW_DEVICE int size() const { return 1; }
+  MARROW_DEVICE void sync() const { warp_sync(full_mask()); }
+  MARROW_DEVICE Status agree(Status status) const { return Warp{}.agree(status); }
+};
 
 /// The whole block.
 struct Block {
@@ -69,6 +81,8 @@ template <class T>
 inline constexpr bool is_coop = false;
 template <>
 inline constexpr bool is_coop<Thread> = true;
+template <>
+inline constexpr bool is_coop<EachLane> = true;
 template <>
 inline constexpr bool is_coop<Block> = true;
 template <int kLanes>

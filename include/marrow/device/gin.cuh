@@ -45,7 +45,11 @@ class Gin {
  public:
   /// @param comm     from Communicator::device_communicator
   /// @param context  0 .. contexts-1; outside: every operation returns Status::invalid
-  MARROW_DEVICE Gin(const DeviceCommunicator& comm, Index context);
+  MARROW_DEVICE Gin(const DeviceCommunicator& comm, Index context)
+      : Gin(comm, context, comm.sharing) {}
+  /// @param sharing  what the host asked for; as a constant it leaves out the code of the other modes.
+  ///                 Another one than the communicator's: every operation returns Status::invalid
+  MARROW_DEVICE Gin(const DeviceCommunicator& comm, Index context, Sharing sharing);
 
   /// Whether comm's ABI and the context are usable: ok or invalid.
   MARROW_DEVICE Status status() const { return status_; }
@@ -150,7 +154,7 @@ class Gin {
                                       Deadline deadline = {}) const;
 
   MARROW_DEVICE const DeviceCommunicator& communicator() const { return comm_; }
-  MARROW_DEVICE int context() const { return context_; }
+  MARROW_DEVICE int context() const { return context_.index; }
 
  private:
   template <class Body>
@@ -186,12 +190,14 @@ class Gin {
   friend class Barrier;
 
   const DeviceCommunicator& comm_;
-  int context_;
+  detail::Context context_;
   Status status_;
 };
 
 template <class C, class I>
 Gin(const C&, I) -> Gin<>;
+template <class C, class I>
+Gin(const C&, I, Sharing) -> Gin<>;
 
 }  // namespace cpu_device / gpu_device
 }  // namespace marrow

@@ -12,7 +12,8 @@
 //   words      load_relaxed<S>(p) store_relaxed<S>(p, v) fetch_add_relaxed<S>(p, n)
 //              add_relaxed<S>(p, n) fetch_max_relaxed<S>(p, v) compare_swap_relaxed<S>(p, expected, desired) -> old
 //              load_cached(p)                           read-mostly tables; may lag until the next launch
-//              load_ahead(p) load_data_ahead(p) store_plain(p, v)   a table byte, a data word, loaded here and used later;
+//              load_constant(p)                         words (Cell16 too) that nobody writes while the kernel runs
+//              load_ahead(p) load_data_ahead(p) store_plain(p, v) store_wide(p, Words16)   a table byte, a data word, loaded here and used later;
 //                                                       an unordered store.  compute_here(a, b): not later
 //   observe<S>(p)                 acquire load: what the publisher stored before is visible after it
 //   publish<S>(Store{p, v}...)    GPU: one release fence, then relaxed stores in the order given; CPU: each a release store
@@ -45,6 +46,11 @@ enum class Scope : std::uint8_t { block, device, system };
 struct alignas(16) Cell16 {
   std::uint64_t low;
   std::uint64_t high;
+};
+
+/// 16 aligned bytes as one ordinary store.
+struct alignas(16) Words16 {
+  std::uint32_t word[4];
 };
 
 /// Shared memory of the block that an operation may use until its group meets again: the way to bulk

@@ -36,6 +36,9 @@ struct Consumer {
   /// Whether all WQEs below `wanted` (which were posted, or are about to be) have completed; their data is
   /// then readable. timeout: not yet. Not inlined: it stands in every wait.
   static MARROW_DEVICE_COLD Status poll(GdaQueue& q, std::uint64_t wanted) {
+    return poll_here(q, wanted);
+  }
+  static MARROW_DEVICE Status poll_here(GdaQueue& q, std::uint64_t wanted) {
     return q.collapsed ? poll_collapsed(q, wanted) : poll_ring(q, wanted);
   }
 
@@ -73,7 +76,7 @@ struct Consumer {
   static MARROW_DEVICE Status poll_ring(GdaQueue& q, std::uint64_t wanted) {
     const std::uint64_t last = wanted - 1;
     const std::uint32_t word = entry(q, static_cast<std::uint32_t>(last) & q.mask);
-    if (!mlx5::cqe_valid(word, last, q.mask + 1)) return Status::timeout;
+    if (!mlx5::cqe_valid(word, last, q.mask + 1u)) return Status::timeout;
     if (is_error(word)) return fail_ring(q, wanted);
     raise(q, wanted);
     return Status::ok;
@@ -90,7 +93,7 @@ struct Consumer {
     if (!kExclusive && load_relaxed<kScope>(&q.completed_index) != before) return Status::timeout;
     const std::uint16_t ahead = static_cast<std::uint16_t>(mlx5::cqe_counter(word) + 1 -
                                                            static_cast<std::uint16_t>(before));
-    if (ahead > q.mask + 1) return Status::timeout;
+    if (ahead > q.mask + 1u) return Status::timeout;
     raise(q, before + ahead);
     return before + ahead >= wanted ? Status::ok : Status::timeout;
   }
@@ -101,7 +104,7 @@ struct Consumer {
     for (std::uint64_t i = completed(q); i < wanted; ++i) {
       const std::uint32_t slot = static_cast<std::uint32_t>(i) & q.mask;
       const std::uint32_t word = entry(q, slot);
-      if (mlx5::cqe_valid(word, i, q.mask + 1) && is_error(word))
+      if (mlx5::cqe_valid(word, i, q.mask + 1u) && is_error(word))
         return record(q, word, q.cq + slot * 16);
     }
     return Status::timeout;  // the queue moved on meanwhile: look again

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer half of a gda queue: reserve entries, let the caller write them, publish them with one
+// The producer half of a gda queue: take entries, let the caller write them, publish them with one
 // release and one doorbell.
 //
-// A queue of one thread at a time uses no atomics. A shared one:
-//   reserve   lanes that are here together for the same queue take one range with one compare-and-swap,
+// A queue of one thread at a time uses no atomics: its index is a plain word. A shared one:
+//   take      lanes that are here together for the same queue take one range with one compare-and-swap,
 //             which succeeds only if the ring has room: a wait for room holds nothing, so it may time out
 //   write     each lane its own entries
 //   publish   in the order of the ranges: whoever sees ready_index at its own start rings the doorbell,
-//             or leaves it to the next in line (owed_index) if one has reserved already, and moves
-//             ready_index on. Between reserve and publish is straight-line code only.
+//             or leaves it to the next in line (kGdaOwed) if one has taken entries already, and moves
+//             ready_index on. Who has to wait for that has released its entries before, so the line moves
+//             at the pace of one reduction. Between take and publish is straight-line code only.
 // The scope of the release before a doorbell is the queue's (GdaRelease): it follows the reader.
+//
+// What a kernel hardly ever does, or shares between three forms, stands in functions that are not
+// inlined, with few arguments and results in registers: a put of one thread's queue needs 24 registers.
 #pragma once
 
 #include "marrow/device/detail/gda_completion.cuh"
@@ -22,11 +26,41 @@ inline namespace cpu_device {
 #endif
 namespace detail::gda {
 
-/// What a post needs to know beside its entries.
-struct PostKnobs {
-  Deadline deadline;
-  bool now = true;
+/// Entries that lanes hold between take and publish.
+struct Range {
+  std::uint64_t at = 0;     ///< the calling lane's first entry; kNoRoom: nothing is held
+  std::uint32_t group = 0;  ///< the lanes that take part together
+  std::uint32_t turn = 0;   ///< of the lowest lane
 };
+inline constexpr std::uint64_t kNoRoom = ~std::uint64_t{0};
+inline constexpr std::uint32_t kTurnNow = 1;   ///< all entries before ours were ready when we took ours
+inline constexpr std::uint32_t kTurnOwed = 2;  ///< and the last one left us its doorbell
+
+/// A ring half full of deferred entries would leave no room for the one that rings, so whoever crosses
+/// the middle or the end of the ring rings.
+MARROW_DEVICE bool crosses(std::uint32_t mask, std::uint64_t begin, std::uint64_t end) {
+  return ((static_cast<std::uint32_t>(begin) ^ static_cast<std::uint32_t>(end)) & ~(mask >> 1)) != 0;
+}
+
+/// One release for all entries below `end`, then record, then doorbell. It meets the NIC's read of the
+/// record or the doorbell (softnic: acquire loads). Those two stores are relaxed on a GPU.
+MARROW_DEVICE void ring(const Hot& hot, const GdaQueue& q, std::uint64_t end) {
+  // Before the release: behind it this would be a load that the doorbell waits for.
+  const Cell16 where = load_constant(reinterpret_cast<const Cell16*>(&q) + 1);
+  auto* const doorbell = reinterpret_cast<std::uint64_t*>(where.low);
+  auto* const record = reinterpret_cast<std::uint32_t*>(where.high);
+  const std::uint32_t index = mlx5::record_word(static_cast<std::uint16_t>(end));
+  const std::uint64_t bell = std::uint64_t{hot.qpn} << 32 | index >> 8;
+  if (hot.device_release()) {
+    Publication<Scope::device> out;
+    out.store(record, index);
+    out.template store<Scope::system>(doorbell, bell);
+  } else {
+    Publication<Scope::system> out;
+    out.store(record, index);
+    out.store(doorbell, bell);
+  }
+}
 
 template <Sharing kSharing>
 struct Producer : Consumer<kSharing> {
@@ -34,76 +68,138 @@ struct Producer : Consumer<kSharing> {
   using Base::kExclusive;
   using Base::kScope;
 
-  /// Posts n entries: build(q, first index) writes them.
+  /// Takes n entries for each lane that takes part.
   /// @param n      1 .. depth / 2
-  /// @param first  if not null: the index of the first entry
-  /// @return not ok: nothing was posted
-  template <class Build>
-  static MARROW_DEVICE Status post(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
-                                   const PostKnobs& knobs, Build&& build,
-                                   std::uint64_t* first = nullptr) {
-    if constexpr (kExclusive) {
-      std::uint64_t at = 0;
-      const Status status = reserve(comm, peer, q, n, knobs.deadline, &at);
-      if (status != Status::ok) return status;
-      if (first) *first = at;
-      build(q, at);
-      publish(comm, q, at, at + n, knobs.now);
-      return Status::ok;
-    } else {
-      return post_together(comm, peer, q, n, knobs, build, first);
-    }
-  }
-
-  /// Takes n entries for the calling thread alone; publish() must follow, with nothing but the writing
-  /// of the entries in between.
-  /// @param watch  a queue whose failure ends the wait, or null
-  static MARROW_DEVICE Status reserve(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
-                                      Deadline deadline, std::uint64_t* first,
-                                      GdaQueue* watch = nullptr) {
-    if constexpr (kExclusive) {
-      const std::uint64_t at = q.reserved_index;
-      if (!has_room(q, at + n)) {
-        const std::int64_t got = room(comm, peer, q, n, deadline, watch);
-        if (got < 0) return static_cast<Status>(-got);
+  /// @param lanes  that call together, for the same queue and n; 0: whoever happens to be here. Not for
+  ///               queues of one thread.
+  static MARROW_DEVICE_COLD Range take(GdaQueue& q, std::uint32_t n, std::uint32_t lanes) {
+    static_assert(!kExclusive);
+    const std::uint32_t self = 1u << lane_index();
+    std::uint32_t group = lanes;
+    if (group == 0) {
+      group = converged_lanes();
+      if (group != self) {
+        const auto queue = reinterpret_cast<std::uintptr_t>(&q);
+        // n <= 16384; addresses have 48 bits.
+        group = warp_match(group, static_cast<std::uint64_t>(queue) << 16 | n);
       }
-      *first = at;
-      q.reserved_index = at + n;
-      return Status::ok;
-    } else {
-      std::uint64_t at = load_relaxed<kScope>(&q.reserved_index);
-      while (has_room(q, at + n)) {
-        const std::uint64_t old = compare_swap_relaxed<kScope>(&q.reserved_index, at, at + n);
-        if (old == at) {
-          *first = at;
-          return Status::ok;
+    }
+    const std::uint32_t mask = Hot(q).mask();
+    if (static_cast<std::uint32_t>(count_lanes(group)) * n > (mask + 1) >> 1) group = self;
+    Range range{0, group, 0};
+    const int leader = lowest_lane(group);
+    if (lane_index() == leader) {
+      const std::uint64_t total = static_cast<std::uint32_t>(count_lanes(group)) * n;
+      std::uint64_t at = load_relaxed<Scope::block>(&q.guess);
+      for (;;) {
+        if (!has_room(q, mask, at + total)) {
+          at = kNoRoom;
+          break;
         }
+        const std::uint64_t old = compare_swap_relaxed<kScope>(&q.reserved_index, at, at + total);
+        if (old == at) break;
         at = old;  // somebody else took it, so the loop as a whole advances
       }
-      const std::int64_t got = room(comm, peer, q, n, deadline, watch);
-      if (got < 0) return static_cast<Status>(-got);
-      *first = static_cast<std::uint64_t>(got);
-      return Status::ok;
+      range.at = at;
+      if (at != kNoRoom) {
+        // Meets the release of ready_index of the one before us.
+        const std::uint64_t ready = observe<kScope>(&q.ready_index);
+        store_relaxed<Scope::block>(&q.guess, at + total);
+        if ((ready & ~kGdaOwed) == at) range.turn = ready & kGdaOwed ? kTurnNow | kTurnOwed : kTurnNow;
+      }
     }
+    if (group != self) range.at = share(group, range.at, n);
+    return range;
   }
 
-  /// Makes entries [begin, end), which are written, known to the NIC.
-  static MARROW_DEVICE void publish(WaitWords comm, GdaQueue& q, std::uint64_t begin,
-                                    std::uint64_t end, bool now) {
+  /// As take, of a group that found no room; waits for it.
+  /// @return at == kNoRoom: turn is the Status
+  static MARROW_DEVICE_COLD Range take_waiting(WaitWords comm, int peer, GdaQueue& q,
+                                               std::uint32_t n, std::uint32_t group) {
+    const std::uint32_t self = 1u << lane_index();
+    std::int64_t got = 0;
+    if (lane_index() == lowest_lane(group))
+      got = wait_for_room(comm, peer, q, static_cast<std::uint32_t>(count_lanes(group)) * n);
+    if (group != self) got = warp_shuffle(group, got, lowest_lane(group));
+    if (got < 0) return {kNoRoom, group, static_cast<std::uint32_t>(-got)};
+    const std::uint32_t below = group & (self - 1);
+    return {static_cast<std::uint64_t>(got) + static_cast<std::uint32_t>(count_lanes(below)) * n,
+            group, 0};
+  }
+
+  /// Makes a range's entries, which are written, known to the NIC: all lanes of the group call.
+  /// @param n         as in take
+  /// @param now       ring, or see that somebody does
+  /// @param patience  of waiting for one's turn, in units of 2^20 ns
+  static MARROW_DEVICE_COLD void publish(GdaQueue& q, std::uint64_t at, std::uint32_t n,
+                                         std::uint32_t group, std::uint32_t turn, bool now,
+                                         std::uint32_t patience) {
+    static_assert(!kExclusive);
+    const std::uint32_t self = 1u << lane_index();
+    if (group != self) {
+      now = warp_ballot(group, now) != 0;
+      warp_sync(group);  // the lanes' entries happen before the leader's release
+    }
+    if (lane_index() == lowest_lane(group)) {
+      const std::uint64_t end = at + static_cast<std::uint32_t>(count_lanes(group)) * n;
+      if (turn & kTurnNow) {
+        in_turn(q, at, end, now, (turn & kTurnOwed) != 0);
+      } else {
+        in_line(q, at, end, now, patience);
+      }
+    }
+    if (group != self) warp_sync(group);  // ready_index covers our entries when we return
+  }
+
+  /// For one thread alone; n entries from range.at on.
+  static MARROW_DEVICE void publish_alone(GdaQueue& q, const Range& range, std::uint32_t n, bool now,
+                                          std::uint32_t patience) {
     if constexpr (kExclusive) {
-      (void)comm;
-      if (now || end - q.posted_index >= many(q)) {
-        ring(q, end);
-        q.posted_index = end;
+      (void)patience;
+      publish_own(Hot(q), q, range.at, range.at + n, now);
+    } else {
+      publish(q, range.at, n, range.group, range.turn, now, patience);
+    }
+  }
+  /// @param watch  a queue whose failure ends the wait, or null
+  static MARROW_DEVICE Status take_alone(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
+                                         Deadline deadline, Range* range,
+                                         GdaQueue* watch = nullptr) {
+    const std::uint32_t self = 1u << lane_index();
+    if constexpr (kExclusive) {
+      *range = {q.reserved_index, self, 0};
+      if (has_room(q, Hot(q).mask(), range->at + n)) {
+        q.reserved_index = range->at + n;
+        return Status::ok;
       }
     } else {
-      publish_shared(2 * comm.wait_ns, q, begin, end, now);
+      *range = take(q, n, self);
+      if (range->at != kNoRoom) return Status::ok;
+    }
+    if (deadline.ns) comm.wait_ns = deadline.ns;
+    const std::int64_t got = watch ? wait_for_room_watching(comm, peer, q, n, *watch)
+                                   : wait_for_room(comm, peer, q, n);
+    if (got < 0) return static_cast<Status>(-got);
+    *range = {static_cast<std::uint64_t>(got), self, 0};
+    if constexpr (kExclusive) q.reserved_index = range->at + n;
+    return Status::ok;
+  }
+
+  /// A queue of one thread: the entries are written, its index may still be the old one.
+  static MARROW_DEVICE void publish_own(const Hot& hot, GdaQueue& q, std::uint64_t begin,
+                                              std::uint64_t end, bool now) {
+    if (now || crosses(hot.mask(), begin, end)) {
+      q.reserved_index = end;
+      q.posted_index = end;
+      ring(hot, q, end);
+    } else {
+      q.reserved_index = end;
     }
   }
 
   /// Everything posted so far is below this index.
   static MARROW_DEVICE std::uint64_t end(const GdaQueue& q) {
-    return kExclusive ? q.reserved_index : observe<kScope>(&q.ready_index);
+    return kExclusive ? q.reserved_index : observe<kScope>(&q.ready_index) & ~kGdaOwed;
   }
 
   /// Rings for deferred entries below `end`. In a shared queue nobody may ring outside of his turn, so a
@@ -111,61 +207,40 @@ struct Producer : Consumer<kSharing> {
   static MARROW_DEVICE void ring_deferred(WaitWords comm, GdaQueue& q, std::uint64_t end) {
     if constexpr (kExclusive) {
       if (q.posted_index < end) {
-        ring(q, q.reserved_index);
         q.posted_index = q.reserved_index;
+        ring(Hot(q), q, q.reserved_index);
       }
     } else {
-      if (load_relaxed<kScope>(&q.posted_index) >= end) return;
-      std::uint64_t at = load_relaxed<kScope>(&q.reserved_index);
-      while (has_room(q, at + 1)) {
-        const std::uint64_t old = compare_swap_relaxed<kScope>(&q.reserved_index, at, at + 1);
-        if (old == at) {
-          Wqe(q, at).nop();
-          publish(comm, q, at, at + 1, true);
-          return;
-        }
-        at = old;
-      }
-      (void)Base::poll(q, at + 1 - (q.mask + 1));  // raises completed_index once there is room
+      if (load_relaxed<kScope>(&q.posted_index) < end) ring_deferred_shared(comm.wait_ns, q, end);
     }
   }
 
- private:
-  /// A ring half full of deferred entries would leave no room for the one that rings.
-  static MARROW_DEVICE std::uint64_t many(const GdaQueue& q) { return (q.mask + 1) >> 1; }
-
-  /// Not inlined: with three sharing modes it would be most of a kernel's code.
-  static MARROW_DEVICE_COLD void publish_shared(std::uint64_t turn_ns, GdaQueue& q,
-                                                std::uint64_t begin, std::uint64_t end, bool now) {
-    if (!wait_for_turn(turn_ns, q, begin)) return;
-    const std::uint64_t posted = load_relaxed<kScope>(&q.posted_index);
-    const bool full = end - posted >= many(q);
-    if (now || full || q.owed_index > posted) {
-      if (!full && load_relaxed<kScope>(&q.reserved_index) != end) {
-        q.owed_index = end;  // the next in line rings for us
-      } else {
-        ring(q, end);
-        store_relaxed<kScope>(&q.posted_index, end);
-      }
-    }
-    // Publishes our entries, and our stores to record and doorbell, to the next in line: it acquires
-    // ready_index before its own release, which so covers them.
-    marrow::publish<kScope>(Store{&q.ready_index, end});
+  static MARROW_DEVICE std::uint32_t patience(std::uint64_t wait_ns) {
+    return static_cast<std::uint32_t>(wait_ns >> 19);  // twice as long
   }
 
-  static MARROW_DEVICE bool has_room(const GdaQueue& q, std::uint64_t end) {
-    return static_cast<std::int64_t>(Base::completed(q) + q.mask + 1 - end) >= 0;
+  static MARROW_DEVICE bool has_room(const GdaQueue& q, std::uint32_t mask, std::uint64_t end) {
+    return static_cast<std::int64_t>(Base::completed(q) + mask + 1 - end) >= 0;
   }
 
-  /// Waits until n entries fit; a shared queue's are then reserved.
+  /// A queue of one thread: waits until n entries fit. Inlined: a call would cost registers.
+  static MARROW_DEVICE Status wait_here(const DeviceCommunicator& comm, int peer, GdaQueue& q,
+                                        std::uint32_t n, Deadline deadline) {
+    Status seen = Status::ok;
+    const std::uint32_t mask = Hot(q).mask();
+    const Status waited = wait_until(
+        comm, deadline,
+        [&] {
+          seen = Base::poll_here(q, q.reserved_index + n - (mask + 1));
+          return seen != Status::timeout;
+        },
+        peer);
+    return waited == Status::ok ? seen : waited;
+  }
+
+  /// Waits until n entries fit; a shared queue's are then taken, by the calling lane alone. Few arguments and
+  /// one result, all in registers: a kernel needs no stack for a call it hardly ever makes.
   /// @return the first index, or minus the Status
-  static MARROW_DEVICE std::int64_t room(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
-                                         Deadline deadline, GdaQueue* watch) {
-    if (deadline.ns) comm.wait_ns = deadline.ns;
-    return watch ? wait_for_room_watching(comm, peer, q, n, *watch)
-                 : wait_for_room(comm, peer, q, n);
-  }
-  // Few arguments and one result, all in registers: a kernel needs no stack for a call it hardly ever makes.
   static MARROW_DEVICE_COLD std::int64_t wait_for_room(WaitWords comm, int peer, GdaQueue& q,
                                                        std::uint32_t n) {
     return wait_for_room_or(comm, peer, q, n, [] { return Status::timeout; });
@@ -176,20 +251,98 @@ struct Producer : Consumer<kSharing> {
     return wait_for_room_or(comm, peer, q, n,
                             [&] { return Base::poll(watch, Base::completed(watch) + 1); });
   }
+
+ private:
+  /// The lowest lane's index, and each lane's own part of the range.
+  static MARROW_DEVICE std::uint64_t share(std::uint32_t group, std::uint64_t at,
+                                           std::uint32_t n) {
+    at = warp_shuffle(group, at, lowest_lane(group));
+    const std::uint32_t below = group & ((1u << lane_index()) - 1);
+    return at == kNoRoom ? at : at + static_cast<std::uint32_t>(count_lanes(below)) * n;
+  }
+
+  static MARROW_DEVICE_COLD void ring_deferred_shared(std::uint64_t wait_ns, GdaQueue& q,
+                                                      std::uint64_t end) {
+    if ((load_relaxed<kScope>(&q.ready_index) & ~kGdaOwed) < end) return;  // on its way
+    const std::uint32_t self = 1u << lane_index();
+    const Range range = take(q, 1, self);
+    if (range.at != kNoRoom) {
+      const Hot hot(q);
+      Wqe(hot, range.at).nop();
+      publish(q, range.at, 1, self, range.turn, true, patience(wait_ns));
+    } else {
+      // Raises completed_index once there is room.
+      (void)Base::poll(q, load_relaxed<kScope>(&q.reserved_index) + 1 - (Hot(q).mask() + 1));
+    }
+  }
+
+  /// What is added to ready_index when it moves from begin to end.
+  static MARROW_DEVICE std::uint64_t step(std::uint64_t begin, std::uint64_t end, bool was_owed,
+                                          bool is_owed) {
+    return end - begin + (was_owed == is_owed ? 0 : kGdaOwed);  // modulo 2^64: toggles the top bit
+  }
+
+  /// The line is empty before us.
+  static MARROW_DEVICE void in_turn(GdaQueue& q, std::uint64_t begin, std::uint64_t end, bool now,
+                                    bool owed) {
+    const Hot hot(q);
+    const bool rings = now | owed | crosses(hot.mask(), begin, end);
+    if (rings) {
+      ring(hot, q, end);
+      store_relaxed<kScope>(&q.posted_index, end);
+    }
+    // Publishes our entries, and our stores to record and doorbell, to the next in line: it acquires
+    // ready_index before its own release, which so covers them.
+    Publication<kScope> out;
+    out.add(&q.ready_index, step(begin, end, owed, false));
+  }
+
+  /// Others are before us. Our entries are released first; at our turn, if somebody is behind us already, we
+  /// only count them in: the next in line acquires this reduction, and with it the chain of those before.
+  static MARROW_DEVICE void in_line(GdaQueue& q, std::uint64_t begin, std::uint64_t end, bool now,
+                                    std::uint32_t patience) {
+    Publication<kScope> early;
+    std::uint64_t start = 0;
+    std::uint64_t followed = 0;
+    std::uint64_t ready = 0;
+    for (std::uint32_t spins = 0;; ++spins) {
+      if (followed == 0) followed = load_relaxed<kScope>(&q.reserved_index) - end;
+      // Meets the reduction of the one before us.
+      ready = observe<kScope>(&q.ready_index);
+      if ((ready & ~kGdaOwed) == begin) break;
+      relax(spins);
+      // Not wait_until: an abort must not leave a hole in the queue. Those before us run straight-line code
+      // (the counted form waits for room in between, bounded by its own deadline), so only a thread that
+      // died can end this.
+      if ((spins & 1023) != 1023) continue;
+      if (start == 0) start = now_ns();
+      if ((now_ns() - start) >> 20 > patience) return;
+    }
+    const bool owed = (ready & kGdaOwed) != 0;
+    const std::uint32_t mask = Hot(q).mask();
+    const bool wanted = now | owed;
+    if (!crosses(mask, begin, end) && (!wanted || followed != 0)) {
+      early.add(&q.ready_index, step(begin, end, owed, wanted));
+    } else {
+      in_turn(q, begin, end, now, owed);
+    }
+  }
+
   /// @param failure  > Status::timeout ends the wait with it
   template <class Failure>
   static MARROW_DEVICE std::int64_t wait_for_room_or(WaitWords comm, int peer, GdaQueue& q,
                                                      std::uint32_t n, Failure&& failure) {
     Status seen = Status::ok;
     std::uint64_t at = 0;
+    const std::uint32_t mask = Hot(q).mask();
     const Status waited = wait_until(
         comm, Deadline{},
         [&] {
           seen = failure();
           if (seen > Status::timeout) return true;
           at = kExclusive ? q.reserved_index : load_relaxed<kScope>(&q.reserved_index);
-          if (!has_room(q, at + n)) {
-            seen = Base::poll(q, at + n - (q.mask + 1));
+          if (!has_room(q, mask, at + n)) {
+            seen = Base::poll(q, at + n - (mask + 1));
             if (seen == Status::timeout) return false;
             if (seen != Status::ok) return true;
           }
@@ -200,76 +353,6 @@ struct Producer : Consumer<kSharing> {
     const Status status = waited == Status::ok ? seen : waited;
     return status == Status::ok ? static_cast<std::int64_t>(at)
                                 : -static_cast<std::int64_t>(status);
-  }
-
-  /// Waits for those who reserved before us. They run straight-line code (the counted form waits for
-  /// room in between, bounded by its own deadline), so only a thread that died can end this in false.
-  static MARROW_DEVICE bool wait_for_turn(std::uint64_t limit, const GdaQueue& q,
-                                          std::uint64_t begin) {
-    std::uint64_t start = 0;
-    // Meets publish(ready_index) of the one before us.
-    for (std::uint32_t spins = 0; observe<kScope>(&q.ready_index) != begin; ++spins) {
-      relax(spins);
-      // Not wait_until: an abort must not leave a hole in the queue.
-      if ((spins & 1023) != 1023) continue;
-      if (start == 0) start = now_ns();
-      if (now_ns() - start > limit) return false;
-    }
-    return true;
-  }
-
-  /// One release for all entries below `end`, then record, then doorbell. It meets the NIC's read of the
-  /// record or the doorbell (softnic: acquire loads). Those two stores are relaxed on a GPU.
-  static MARROW_DEVICE void ring(const GdaQueue& q, std::uint64_t end) {
-    // Pointers first: behind the release they would be loads that the doorbell waits for.
-    std::uint32_t* const record = q.record;
-    std::uint64_t* const doorbell = q.doorbell;
-    const std::uint32_t index = mlx5::record_word(static_cast<std::uint16_t>(end));
-    const std::uint64_t bell =
-        std::uint64_t{q.qpn} << 32 | mlx5::to_big32(static_cast<std::uint32_t>(end & 0xffff) << 8);
-    if (q.release == static_cast<std::uint8_t>(GdaRelease::device)) {
-      Publication<Scope::device> out;
-      out.store(record, index);
-      out.template store<Scope::system>(doorbell, bell);
-    } else {
-      Publication<Scope::system> out;
-      out.store(record, index);
-      out.store(doorbell, bell);
-    }
-  }
-
-  template <class Build>
-  static MARROW_DEVICE Status post_together(WaitWords comm, int peer, GdaQueue& q, std::uint32_t n,
-                                            const PostKnobs& knobs, Build&& build,
-                                            std::uint64_t* first) {
-    // Lanes that came here together and want the same queue and count.
-    const std::uint32_t self = 1u << lane_index();
-    std::uint32_t group = converged_lanes();
-    if (group != self) {
-      const auto queue = reinterpret_cast<std::uintptr_t>(&q);
-      group = warp_match(group, static_cast<std::uint64_t>(queue) << 16 |
-                                    n);  // n <= 16384; addresses have 48 bits
-    }
-    if (static_cast<std::uint32_t>(count_lanes(group)) * n > many(q)) group = self;
-    const int leader = lowest_lane(group);
-    const std::uint32_t total = static_cast<std::uint32_t>(count_lanes(group)) * n;
-    std::uint64_t base = 0;
-    Status status = Status::ok;
-    if (lane_index() == leader) status = reserve(comm, peer, q, total, knobs.deadline, &base);
-    bool now = knobs.now;
-    if (group != self) {
-      status = static_cast<Status>(warp_shuffle(group, static_cast<std::uint32_t>(status), leader));
-      base = warp_shuffle(group, base, leader);
-      now = warp_ballot(group, now) != 0;
-    }
-    if (status != Status::ok) return status;
-    const std::uint64_t at = base + static_cast<std::uint32_t>(count_lanes(group & (self - 1))) * n;
-    if (first) *first = at;
-    build(q, at);
-    if (group != self) warp_sync(group);  // the lanes' entries happen before the leader's release
-    if (lane_index() == leader) publish(comm, q, base, base + total, now);
-    if (group != self) warp_sync(group);  // ready_index covers our entries when we return
-    return Status::ok;
   }
 };
 

@@ -15,10 +15,6 @@ inline namespace cpu_device {
 #endif
 namespace detail::gda {
 
-struct alignas(16) Segment {
-  std::uint32_t word[4];
-};
-
 /// Bytes one WQE moves: 31 bits of length exist, drivers chop at 2^30.
 inline constexpr std::uint32_t kChunkShift = 30;
 inline constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << kChunkShift;
@@ -30,28 +26,44 @@ MARROW_DEVICE std::uint32_t low_big(std::uint64_t v) {
   return mlx5::to_big32(static_cast<std::uint32_t>(v));
 }
 
+/// The constants of a queue that its entries need, read with one load.
+struct Hot {
+  explicit MARROW_DEVICE Hot(const GdaQueue& q) {
+    const Cell16 words = load_constant(reinterpret_cast<const Cell16*>(&q));
+    sq = reinterpret_cast<std::byte*>(words.low);
+    qpn = static_cast<std::uint32_t>(words.high);
+    rest = static_cast<std::uint32_t>(words.high >> 32);
+  }
+  MARROW_DEVICE std::uint32_t mask() const { return rest & 0xffff; }
+  MARROW_DEVICE bool device_release() const {
+    return (rest >> 16 & 0xff) == static_cast<std::uint32_t>(GdaRelease::device);
+  }
+
+  std::byte* sq;
+  std::uint32_t qpn;
+  std::uint32_t rest;  ///< mask, release, collapsed
+};
+static_assert(offsetof(GdaQueue, sq) == 0 && offsetof(GdaQueue, qpn) == 8 &&
+              offsetof(GdaQueue, mask) == 12 && offsetof(GdaQueue, release) == 14 &&
+              offsetof(GdaQueue, doorbell) == 16 && offsetof(GdaQueue, record) == 24);
+
 /// The block of WQE `index`, being written.
 class Wqe {
  public:
-  MARROW_DEVICE Wqe(const GdaQueue& q, std::uint64_t index)
-      : block_(q.sq + ((static_cast<std::uint32_t>(index) & q.mask) << mlx5::kBlockShift)),
+  MARROW_DEVICE Wqe(const Hot& q, std::uint64_t index)
+      : block_(q.sq + ((static_cast<std::uint32_t>(index) & q.mask()) << mlx5::kBlockShift)),
         qpn_(q.qpn),
         index_(static_cast<std::uint16_t>(index)) {}
 
   MARROW_DEVICE void nop() const { control(mlx5::kNop, 1); }
 
-  MARROW_DEVICE void write(std::uint64_t remote, std::uint32_t rkey, std::uint64_t local,
-                           std::uint32_t lkey, std::uint32_t bytes) const {
-    control(mlx5::kWrite, 3);
+  /// @param opcode  kWrite or kRead
+  MARROW_DEVICE void transfer(std::uint8_t opcode, std::uint64_t remote, std::uint32_t rkey,
+                              std::uint64_t local, std::uint32_t lkey, std::uint32_t bytes) const {
+    // The control segment last: its words are made from what the doorbell needs too.
     address(remote, rkey);
     data(2, local, lkey, bytes);
-  }
-
-  MARROW_DEVICE void read(std::uint64_t remote, std::uint32_t rkey, std::uint64_t local,
-                          std::uint32_t lkey, std::uint32_t bytes) const {
-    control(mlx5::kRead, 3);
-    address(remote, rkey);
-    data(2, local, lkey, bytes);
+    control(opcode, 3);
   }
 
   /// A WRITE whose payload, 1 to 28 bytes in seven words, is part of the entry.
@@ -88,9 +100,7 @@ class Wqe {
   }
 
  private:
-  MARROW_DEVICE void segment(int i, const Segment& s) const {
-    *reinterpret_cast<Segment*>(block_ + i * sizeof(Segment)) = s;
-  }
+  MARROW_DEVICE void segment(int i, const Words16& s) const { store_wide(block_ + i * 16, s); }
   MARROW_DEVICE void control(std::uint8_t opcode, std::uint32_t ds) const {
     segment(0, {{mlx5::control_word(opcode, index_), qpn_ | ds << 24,
                  std::uint32_t{mlx5::kCompletionAlways} << 24, 0}});

@@ -21,20 +21,46 @@ MARROW_HOST_DEVICE constexpr bool compiled_in(Path p) {
 }  // namespace detail
 
 template <Path... kOnly>
-MARROW_DEVICE Gin<kOnly...>::Gin(const DeviceCommunicator& comm, Index context)
-    : comm_(comm), context_(context.value), status_(Status::ok) {
+MARROW_DEVICE Gin<kOnly...>::Gin(const DeviceCommunicator& comm, Index context, Sharing sharing)
+    : comm_(comm), context_{context.value, sharing}, status_(Status::ok) {
   if (comm.abi != kAbiVersion) {
     // Only the control pointer's place is relied on: it has not moved since ABI 1. (Null: a handle that
     // no host made.)
     if (comm.control)
       store_relaxed<Scope::system>(&comm.control->foreign_abi, std::uint64_t{kAbiVersion});
     status_ = Status::invalid;
-  } else if (static_cast<unsigned>(context_) >= static_cast<unsigned>(comm.contexts)) {
+  } else if (static_cast<unsigned>(context_.index) >= static_cast<unsigned>(comm.contexts) ||
+             sharing != comm.sharing) {
     status_ = detail::violation(comm, context, "Gin", CheckedWhat::context,
-                                static_cast<std::uint64_t>(context_),
+                                static_cast<std::uint64_t>(context_.index),
                                 static_cast<std::uint64_t>(comm.contexts));
   }
 }
+
+namespace detail {
+/// A lane of EachLane may be refused alone; then none of them goes on.
+template <class Coop>
+MARROW_DEVICE Status refused(const Coop& coop, Status status) {
+  if constexpr (std::is_same_v<Coop, EachLane>) return coop.agree(status);
+  return status;
+}
+/// Calls body() by the group's first member, or, of EachLane, by one lane after the other: what is for one
+/// thread at a time stays so.
+template <class Coop, class Body>
+MARROW_DEVICE Status by_one(const Coop& coop, Body&& body) {
+  Status status = Status::ok;
+  if constexpr (std::is_same_v<Coop, EachLane>) {
+    const std::uint32_t mask = full_mask();
+    for (std::uint32_t left = mask; left; left &= left - 1) {
+      if (lane_index() == lowest_lane(left)) status = body();
+      warp_sync(mask);
+    }
+  } else if (coop.rank() == 0) {
+    status = body();
+  }
+  return status;
+}
+}  // namespace detail
 
 /// Calls body(PathX{}) for the peer's path.
 template <Path... kOnly>
@@ -179,17 +205,24 @@ MARROW_DEVICE Status Gin<kOnly...>::post_then(int peer, Path path, const detail:
     // Earlier adds to this peer went by the atomic path: complete them before the signal. (A pruned
     // Gin without that path has posted none.)
     coop.sync();
-    Status settled = Status::ok;
-    if (coop.rank() == 0) {
-      settled = on_path(comm_.atomic_path,
-                        [&](auto body) { return body.flush_remote(comm_, context_, peer, knobs); });
-    }
+    Status settled = detail::by_one(coop, [&] {
+      return on_path(comm_.atomic_path,
+                     [&](auto body) { return body.flush_remote(comm_, context_, peer, knobs); });
+    });
     settled = coop.agree(settled);
     if (settled != Status::ok) return settled;
   }
   const Status posted = on_path(path, [&](auto body) {
     const detail::Then own = fused ? then : detail::Then{};
-    if constexpr (decltype(body)::kPath == Path::lsa) {
+    if constexpr (std::is_same_v<Coop, EachLane>) {
+      if constexpr (decltype(body)::kPath == Path::gda) {
+        return post(body, own, coop);
+      } else if constexpr (decltype(body)::kPath == Path::lsa) {
+        return coop.agree(post(body, own, Thread{}));
+      } else {
+        return coop.agree(detail::by_one(coop, [&] { return post(body, own, Thread{}); }));
+      }
+    } else if constexpr (decltype(body)::kPath == Path::lsa) {
       return post(body, own, coop);
     } else {
       coop.sync();  // the group's stores to the source happen before the post
@@ -201,18 +234,15 @@ MARROW_DEVICE Status Gin<kOnly...>::post_then(int peer, Path path, const detail:
   if (fused || posted != Status::ok) return posted;
   // SignalAt on another path than the data: the data must be there first, strong or weak.
   coop.sync();
-  Status status = Status::ok;
-  if (coop.rank() == 0) {
-    status =
+  return coop.agree(detail::by_one(coop, [&] {
+    const Status status =
         on_path(path, [&](auto body) { return body.flush_remote(comm_, context_, peer, knobs); });
-    if (status == Status::ok) {
-      detail::Knobs alone = knobs;
-      alone.counter = action_counter;
-      status = on_path(then_path,
-                       [&](auto body) { return body.add(comm_, context_, peer, then, alone); });
-    }
-  }
-  return coop.agree(status);
+    if (status != Status::ok) return status;
+    detail::Knobs alone = knobs;
+    alone.counter = action_counter;
+    return on_path(then_path,
+                   [&](auto body) { return body.add(comm_, context_, peer, then, alone); });
+  }));
 }
 
 template <Path... kOnly>
@@ -224,7 +254,7 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window,
   const detail::Knobs knobs = detail::knobs_of(options...);
   const typename detail::CoopOf<Options...>::type coop;
   if constexpr (detail::compiled_in<kOnly...>(Path::lsa) && !detail::kChecked &&
-                !detail::has<SignalAt, Options...>) {
+                !detail::has<SignalAt, Options...> && !detail::has<EachLane, Options...>) {
     // The short way to a load/store peer. One thread needs about 2 ns an instruction, so all arguments
     // are checked at once; whatever is unusual takes the long way below.
     const Team team = detail::pick(team_world(comm_), options...);
@@ -272,6 +302,33 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window,
       }
     }
   }
+  using Coop = typename detail::CoopOf<Options...>::type;
+  if constexpr (detail::compiled_in<kOnly...>(Path::gda) && !detail::kChecked &&
+                !detail::has<SignalAt, Options...> && !detail::has<CounterInc, Options...> &&
+                (std::is_same_v<Coop, Thread> || std::is_same_v<Coop, EachLane>)) {
+    // As above: the short way into a NIC queue of one thread.
+    constexpr bool kActs = detail::has<SignalAdd, Options...>;
+    const Team team = detail::pick(team_world(comm_), options...);
+    const SignalAdd action = detail::pick(SignalAdd{}, options...);
+    bool plain = (context_.sharing == Sharing::thread) & (status_ == Status::ok) &
+                 (static_cast<unsigned>(peer.value) < static_cast<unsigned>(team.size)) &
+                 (window.abi == kAbiVersion) & (source.abi == kAbiVersion) &
+                 (bytes - 1 < detail::gda::kChunkBytes) &
+                 (comm_.connected >> static_cast<int>(Path::gda) & 1);
+    if constexpr (kActs) {
+      plain = plain & (static_cast<unsigned>(action.id) < static_cast<unsigned>(comm_.signals)) &
+              (comm_.atomic_path == Path::gda);
+    }
+    if constexpr (std::is_same_v<Coop, EachLane>) plain = !warp_ballot(full_mask(), !plain);
+    if (plain &&
+        detail::gda::Operations::put_directly<Coop, kActs>(
+            comm_, context_, team.world_rank(peer.value), window, offset,
+            source.gda_local + source_offset, source.gda_lkey, static_cast<std::uint32_t>(bytes),
+            comm_.sync[static_cast<int>(Path::gda)], static_cast<std::uint64_t>(action.id) * 8,
+            action.n, knobs.doorbell == Doorbell::now)) {
+      return Status::ok;
+    }
+  }
   int rank = 0;
   Path path = Path::lsa;
   detail::Then then;
@@ -279,15 +336,17 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window,
   Status status = status_;
   if (status == Status::ok) status = check_window(peer, "put", window, offset, bytes);
   if (status == Status::ok) status = check_region(peer, "put", source, source_offset, bytes);
+  status = detail::refused(coop, status);
   if (status != Status::ok) return status;
   coop.sync();  // the source's stores by other members happen before the loads below and the post
   status = resolve(peer, detail::pick(team_world(comm_), options...), "put", &rank, &path);
   if (status == Status::ok) status = plan_options(peer, path, &then, &then_path, options...);
+  status = detail::refused(coop, status);
   if (status != Status::ok) return status;
   const detail::PutOp op{rank, window, offset, source, source_offset, bytes};
   return post_then(rank, path, then, then_path, knobs, coop,
                    [&](auto body, const detail::Then& own, const auto& group) {
-                     if constexpr (decltype(body)::kPath == Path::lsa) {
+                     if constexpr (decltype(body)::kPath != Path::proxy) {
                        return body.put(comm_, context_, op, own, knobs, group);
                      } else {
                        return body.put(comm_, context_, op, own, knobs);
@@ -312,10 +371,11 @@ MARROW_DEVICE Status Gin<kOnly...>::put_value(Index peer, const WindowHandle& wi
       resolve(peer, detail::pick(team_world(comm_), options...), "put_value", &rank, &path);
   if (status == Status::ok) status = check_window(peer, "put_value", window, offset, sizeof(T));
   if (status == Status::ok) status = plan_options(peer, path, &then, &then_path, options...);
+  status = detail::refused(coop, status);
   if (status != Status::ok) return status;
   return post_then(rank, path, then, then_path, knobs, coop,
                    [&](auto body, const detail::Then& own, const auto& group) {
-                     if constexpr (decltype(body)::kPath == Path::lsa) {
+                     if constexpr (decltype(body)::kPath != Path::proxy) {
                        return body.put_value(comm_, context_, rank, window, offset, &value,
                                              sizeof(T), own, knobs, group);
                      } else {
@@ -343,11 +403,12 @@ MARROW_DEVICE Status Gin<kOnly...>::get(Index peer, const WindowHandle& window,
   if (status == Status::ok) status = check_window(peer, "get", window, offset, bytes);
   if (status == Status::ok) status = check_region(peer, "get", target, target_offset, bytes);
   if (status == Status::ok) status = plan_options(peer, path, &none, &same, options...);
+  status = detail::refused(coop, status);
   if (status != Status::ok) return status;
   const detail::GetOp op{rank, window, offset, target, target_offset, bytes};
   return post_then(rank, path, none, path, knobs, coop,
                    [&](auto body, const detail::Then&, const auto& group) {
-                     if constexpr (decltype(body)::kPath == Path::lsa) {
+                     if constexpr (decltype(body)::kPath != Path::proxy) {
                        return body.get(comm_, context_, op, knobs, group);
                      } else {
                        return body.get(comm_, context_, op, knobs);
@@ -371,14 +432,19 @@ MARROW_DEVICE Status Gin<kOnly...>::add(Index peer, const WindowHandle& window,
   detail::Then none;
   Path same = Path::lsa;
   if (status == Status::ok) status = plan_options(peer, path, &none, &same, options...);
+  status = detail::refused(coop, status);
   if (status != Status::ok) return status;
   coop.sync();
-  if (coop.rank() == 0) {
-    const detail::Then then{&window, offset, n, false};
-    status = on_path(window.atomic_path,
-                     [&](auto body) { return body.add(comm_, context_, rank, then, knobs); });
+  const detail::Then then{&window, offset, n, false};
+  if constexpr (detail::compiled_in<kOnly...>(Path::gda) &&
+                std::is_same_v<std::remove_cv_t<decltype(coop)>, EachLane>) {
+    if (window.atomic_path == Path::gda)
+      return coop.agree(detail::PathGda::add(comm_, context_, rank, then, knobs, coop));
   }
-  return coop.agree(status);
+  return coop.agree(detail::by_one(coop, [&] {
+    return on_path(window.atomic_path,
+                   [&](auto body) { return body.add(comm_, context_, rank, then, knobs); });
+  }));
 }
 
 template <Path... kOnly>
@@ -433,13 +499,18 @@ MARROW_DEVICE Status Gin<kOnly...>::signal(Index peer, const Action& action,
       resolve(peer, detail::pick(team_world(comm_), options...), "signal", &rank, &path);
   if (status == Status::ok)
     status = plan_options(peer, path, &then, &then_path, action, options...);
+  status = detail::refused(coop, status);
   if (status != Status::ok) return status;
   return post_then(
       rank, path, then, then_path, knobs, coop,
       [&](auto body, const detail::Then& own, const auto& group) {
         if (!own.window) return Status::ok;
         group.sync();
-        return group.rank() == 0 ? body.add(comm_, context_, rank, own, knobs) : Status::ok;
+        if constexpr (decltype(body)::kPath == Path::gda) {
+          return body.add(comm_, context_, rank, own, knobs, group);
+        } else {
+          return group.rank() == 0 ? body.add(comm_, context_, rank, own, knobs) : Status::ok;
+        }
       },
       knobs.counter);
 }

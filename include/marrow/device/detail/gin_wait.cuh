@@ -41,7 +41,7 @@ template <Path... kOnly>
 template <class... Options>
 MARROW_DEVICE Status Gin<kOnly...>::wait_signal(Index id, std::uint64_t at_least,
                                                 const Options&... options) const {
-  const typename detail::CoopOf<Options...>::type coop;
+  const typename detail::GroupOf<Options...>::type coop;
   Status status = check_id(id, comm_.signals, CheckedWhat::signal, "wait_signal");
   if (status != Status::ok) return status;
   if (coop.rank() == 0) {
@@ -86,7 +86,7 @@ template <Path... kOnly>
 template <class... Options>
 MARROW_DEVICE Status Gin<kOnly...>::wait_signal_shadow(Index id, std::uint64_t delta,
                                                        const Options&... options) const {
-  const typename detail::CoopOf<Options...>::type coop;
+  const typename detail::GroupOf<Options...>::type coop;
   Status status = check_id(id, comm_.signals, CheckedWhat::signal, "wait_signal_shadow");
   if (status != Status::ok) return status;
   if (coop.rank() == 0) {
@@ -126,7 +126,7 @@ template <Path... kOnly>
 template <class... Options>
 MARROW_DEVICE Status Gin<kOnly...>::wait_counter(Index id, std::uint64_t n,
                                                  const Options&... options) const {
-  const typename detail::CoopOf<Options...>::type coop;
+  const typename detail::GroupOf<Options...>::type coop;
   Status status = check_id(id, comm_.counters, CheckedWhat::counter, "wait_counter");
   if (status != Status::ok) return status;
   if (coop.rank() == 0) {
@@ -158,7 +158,7 @@ MARROW_DEVICE Status Gin<kOnly...>::each_queue(const Coop& coop, Body&& body) co
   if (status_ != Status::ok) return status_;
   coop.sync();
   Status status = Status::ok;
-  const bool alone = comm_.sharing == Sharing::thread;
+  const bool alone = context_.sharing == Sharing::thread;
   const int step = alone ? 1 : coop.size();
   for (int p = 0; p < kPaths; ++p) {
     const Path path = static_cast<Path>(p);
@@ -178,7 +178,7 @@ template <class... Options>
 requires(detail::is_option<Options>&&...)
     MARROW_DEVICE Status Gin<kOnly...>::flush(const Options&... options)
 const {
-  const typename detail::CoopOf<Options...>::type coop;
+  const typename detail::GroupOf<Options...>::type coop;
   Deadline deadline = detail::pick(Deadline{}, options...);
   return each_queue(coop, [&](auto on, int peer) {
     const detail::Ticket ticket = on.ticket(comm_, context_, peer);
@@ -199,7 +199,7 @@ const {
 template <Path... kOnly>
 template <class... Options>
 MARROW_DEVICE Status Gin<kOnly...>::flush(Index peer, const Options&... options) const {
-  const typename detail::CoopOf<Options...>::type coop;
+  const typename detail::GroupOf<Options...>::type coop;
   coop.sync();
   Status status = Status::ok;
   if (coop.rank() == 0) {
@@ -260,7 +260,7 @@ template <Path... kOnly>
 template <class... Options>
 MARROW_DEVICE Status Gin<kOnly...>::flush_remote(const Options&... options) const {
   detail::Knobs knobs = detail::knobs_of(options...);
-  const typename detail::CoopOf<Options...>::type coop;
+  const typename detail::GroupOf<Options...>::type coop;
   return each_queue(coop, [&](auto on, int peer) {
     const Status status = on.flush_remote(comm_, context_, peer, knobs);
     if (status == Status::timeout) knobs.deadline.ns = 1;  // as in flush

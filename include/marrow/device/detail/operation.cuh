@@ -81,6 +81,14 @@ MARROW_DEVICE std::uint64_t packet_offset(const DeviceCommunicator& comm, int sl
          static_cast<std::uint64_t>(slot) * 16;
 }
 
+/// Which queues, and who may use them at once: the communicator's Sharing, or a constant that the kernel's
+/// author gave, so that code for the other modes is left out.
+struct Context {
+  int index;
+  Sharing sharing;
+  MARROW_DEVICE operator int() const { return index; }  // NOLINT: implicit by design
+};
+
 /// Position in one (context, peer) queue.
 using Ticket = std::uint64_t;
 

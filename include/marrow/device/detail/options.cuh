@@ -33,6 +33,13 @@ struct CoopOf<First, Rest...> {
   using type = std::conditional_t<is_coop<First>, First, typename CoopOf<Rest...>::type>;
 };
 
+/// The group of an operation that waits.
+template <class... Options>
+struct GroupOf : CoopOf<Options...> {
+  static_assert(!has<EachLane, Options...>,
+                "EachLane is for operations that post; wait and flush with Warp");
+};
+
 /// The option of type T, or the given default.
 template <class T>
 MARROW_DEVICE T pick(T otherwise) {

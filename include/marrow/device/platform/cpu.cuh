@@ -160,10 +160,17 @@ template <class T>
 MARROW_DEVICE T load_cached(const T* p) {
   return load_relaxed<Scope::system>(p);
 }
+/// As load_cached, of 4, 8 or 16 bytes that are constant while the kernel runs.
+template <class T>
+MARROW_DEVICE T load_constant(const T* p) {
+  return *p;
+}
 MARROW_DEVICE std::uint8_t load_ahead(const std::uint8_t* p) { return load_cached(p); }
 MARROW_DEVICE void compute_here(std::uint64_t&, std::uint64_t&) {}
 MARROW_DEVICE std::uint64_t load_data_ahead(const std::uint64_t* p) { return *p; }
 MARROW_DEVICE void store_plain(std::uint64_t* p, std::uint64_t v) { *p = v; }
+
+MARROW_DEVICE void store_wide(void* p, const Words16& v) { std::memcpy(p, &v, sizeof v); }
 
 template <Scope, class T>
 MARROW_DEVICE T observe(const T* p) {

@@ -239,6 +239,27 @@ MARROW_DEVICE T load_cached(const T* p) {
   return *p;
 }
 
+/// Words that nobody writes while the kernel runs, loaded here: neither kept from an earlier load nor
+/// moved to where the value is first used, so that loads overlap and a rare branch costs no registers.
+MARROW_DEVICE std::uint64_t load_constant(const std::uint64_t* p) {
+  std::uint64_t v;
+  asm volatile("ld.global.b64 %0, [%1];" : "=l"(v) : "l"(__cvta_generic_to_global(p)));
+  return v;
+}
+MARROW_DEVICE std::uint32_t load_constant(const std::uint32_t* p) {
+  std::uint32_t v;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(__cvta_generic_to_global(p)));
+  return v;
+}
+/// 16 aligned bytes of them.
+MARROW_DEVICE Cell16 load_constant(const Cell16* p) {
+  Cell16 v;
+  asm volatile("ld.global.v2.b64 {%0, %1}, [%2];"
+               : "=l"(v.low), "=l"(v.high)
+               : "l"(__cvta_generic_to_global(p)));
+  return v;
+}
+
 /// A table's byte, loaded here and not where the value is first used, so that loads overlap.
 MARROW_DEVICE std::uint8_t load_ahead(const std::uint8_t* p) {
   std::uint32_t v;
@@ -258,6 +279,13 @@ MARROW_DEVICE std::uint64_t load_data_ahead(const std::uint64_t* p) {
 /// A plain store to a window.
 MARROW_DEVICE void store_plain(std::uint64_t* p, std::uint64_t v) {
   asm volatile("st.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
+}
+
+/// 16 bytes, also ordinary.
+MARROW_DEVICE void store_wide(void* p, const Words16& v) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)),
+               "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
+               : "memory");
 }
 
 template <Scope S, class T>

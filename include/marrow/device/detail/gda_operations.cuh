@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the gda path posts: WRITE, READ, FETCH_ADD and, for a counter, a WAIT and a FETCH_ADD to our own
+// counter on the queue's companion. All sharing modes write their entries in one place, so that a put of one
+// thread's queue is short; only taking and publishing differ.
+#pragma once
+
+#include <type_traits>
+
+#include "marrow/device/detail/gda_producer.cuh"
+
+namespace marrow {
+#if defined(__CUDACC__)
+inline namespace gpu_device {
+#else
+inline namespace cpu_device {
+#endif
+namespace detail::gda {
+
+MARROW_DEVICE GdaQueue& queue_of(const DeviceCommunicator& comm, int context, int peer) {
+  auto* queues = reinterpret_cast<GdaQueue*>(const_cast<GdaDevice*>(comm.gda) + 1);
+  return queues[context * comm.nranks + peer];
+}
+
+MARROW_DEVICE void write_add(const DeviceCommunicator& comm, const Hot& hot, std::uint64_t index,
+                             int context, int peer, const Then& then) {
+  const GdaQueue& q = queue_of(comm, context, peer);
+  Wqe(hot, index).fetch_add(load_constant(then.window->gda_base + peer) + then.offset,
+                            load_constant(then.window->gda_rkey + peer), then.n, q.sink,
+                            q.sink_lkey);
+}
+
+/// Which lanes post together: for a Thread only itself (a shared queue finds out), for EachLane the warp.
+template <class Coop>
+struct Lanes {
+  static constexpr bool kTogether = std::is_same_v<Coop, EachLane>;
+  static MARROW_DEVICE std::uint32_t mask() { return kTogether ? full_mask() : 0; }
+};
+
+/// The operations. The sharing mode is the communicator's, or known when the kernel is compiled.
+struct Operations {
+  template <class Body>
+  static MARROW_DEVICE auto by_sharing(Sharing sharing, Body&& body)
+      -> decltype(body(Producer<Sharing::device>{})) {
+    switch (sharing) {
+      case Sharing::thread: return body(Producer<Sharing::thread>{});
+      case Sharing::block: return body(Producer<Sharing::block>{});
+      default: return body(Producer<Sharing::device>{});
+    }
+  }
+
+  /// Posts data() + more entries: write(hot, index, i) writes the i-th of data(), with the last one also the
+  /// `more` (0 or 1) behind it, and says whether it was the last. Counts when the last of data() has completed.
+  /// @param first  if not null: the index of the first entry
+  /// @return not ok: nothing was posted
+  template <class Coop, class Data, class Write>
+  static MARROW_DEVICE Status submit(const DeviceCommunicator& comm, Sharing sharing, int context,
+                                     int peer, Data&& data, std::uint32_t more,
+                                     const Knobs& knobs, Write&& write,
+                                     std::uint64_t* first = nullptr) {
+    GdaQueue& q = queue_of(comm, context, peer);
+    if constexpr (Lanes<Coop>::kTogether) {
+      return together(comm, sharing, context, peer, q, 1 + more, knobs, write);
+    } else {
+      if (knobs.counter >= 0) {
+        return by_sharing(sharing, [&](auto queue) {
+          return counted<decltype(queue)>(comm, peer, q, data(), more, knobs, write);
+        });
+      }
+      switch (sharing) {
+        case Sharing::thread: return alone(comm, peer, q, data, more, knobs, write, first);
+        case Sharing::block:
+          return shared<Sharing::block>(comm, peer, q, data(), more, knobs, write, first, 0);
+        default: return shared<Sharing::device>(comm, peer, q, data(), more, knobs, write, first, 0);
+      }
+    }
+  }
+
+  /// A queue of one thread. One turn of the loop an entry, so that nothing but its number is kept: a wait for
+  /// room and a put of many GiB cost no registers that a short put would pay for.
+  template <class Data, class Write>
+  static MARROW_DEVICE Status alone(const DeviceCommunicator& comm, int peer, GdaQueue& q,
+                                    Data&& data, std::uint32_t more, const Knobs& knobs,
+                                    Write&& write, std::uint64_t* first) {
+    using Own = Producer<Sharing::thread>;
+    std::uint32_t i = 0;
+    for (;;) {
+      const Hot hot(q);
+      const std::uint64_t at = q.reserved_index;
+      // All have room before the first is written.
+      if (i == 0 && !Own::has_room(q, hot.mask(), at + data() + more)) {
+        const Status status = Own::wait_here(comm, peer, q, data() + more, knobs.deadline);
+        if (status != Status::ok) return status;
+        continue;
+      }
+      if (!write(hot, at, i)) {
+        ++i;
+        q.reserved_index = at + 1;
+        continue;
+      }
+      if (first) *first = at - i;
+      Own::publish_own(hot, q, at - i, at + 1 + more, knobs.doorbell == Doorbell::now);
+      return Status::ok;
+    }
+  }
+
+  /// The short way of a put on a queue of one thread: what it reads is under way at once, since each access
+  /// takes a lone thread 35 cycles, and nothing has been stored when the answer is no.
+  /// @param bytes  1 .. kChunkBytes
+  /// @param then   its word is in the same path's sync window; kActs: there is one
+  /// @return false: the peer is on another path, or there is no room: nothing was posted
+  template <class Coop, bool kActs>
+  static MARROW_DEVICE bool put_directly(const DeviceCommunicator& comm, int context, int peer,
+                                         const WindowHandle& window, std::uint64_t offset,
+                                         std::uint64_t local, std::uint32_t lkey,
+                                         std::uint32_t bytes, const WindowHandle& sync,
+                                         std::uint64_t word, std::uint64_t add, bool now) {
+    using Own = Producer<Sharing::thread>;
+    constexpr bool kTogether = Lanes<Coop>::kTogether;
+    constexpr std::uint32_t kEach = kActs ? 2 : 1;
+    GdaQueue& q = queue_of(comm, context, peer);
+    const std::uint8_t path = load_ahead(comm.path + peer);
+    const std::uint64_t begin = load_data_ahead(&q.reserved_index);
+    const Hot hot(q);
+    const std::uint64_t completed = load_data_ahead(&q.completed_index);
+    const std::uint64_t base = load_constant(window.gda_base + peer);
+    const std::uint32_t rkey = load_constant(window.gda_rkey + peer);
+    std::uint32_t lanes = 1;
+    std::uint32_t mask = 0;
+    std::uint64_t at = begin;
+    if constexpr (kTogether) {
+      mask = full_mask();
+      lanes = static_cast<std::uint32_t>(count_lanes(mask));
+      at += static_cast<std::uint32_t>(count_lanes(mask & ((1u << lane_index()) - 1))) * kEach;
+    }
+    const std::uint64_t end = begin + lanes * kEach;
+    bool good = (path == static_cast<std::uint8_t>(Path::gda)) &
+                (static_cast<std::int64_t>(completed + hot.mask() + 1 - end) >= 0);
+    if constexpr (kTogether) good = good & (lanes * kEach <= (hot.mask() + 1) >> 1);
+    if (!good) return false;
+    Wqe(hot, at).transfer(mlx5::kWrite, base + offset, rkey, local, lkey, bytes);
+    if constexpr (kActs) {
+      Wqe(hot, at + 1).fetch_add(load_constant(sync.gda_base + peer) + word,
+                                 load_constant(sync.gda_rkey + peer), add, q.sink, q.sink_lkey);
+    }
+    if constexpr (kTogether) {
+      warp_sync(mask);  // the lanes' entries, and their reads of the index, happen before
+      if (at == begin) Own::publish_own(hot, q, begin, end, now);
+      warp_sync(mask);  // the index is the new one for whoever of us posts next
+    } else {
+      Own::publish_own(hot, q, begin, end, now);
+    }
+    return true;
+  }
+
+  /// A shared queue.
+  /// @param lanes  as in take
+  template <Sharing kSharing, class Write>
+  static MARROW_DEVICE Status shared(const DeviceCommunicator& comm, int peer, GdaQueue& q,
+                                     std::uint32_t data, std::uint32_t more, const Knobs& knobs,
+                                     Write&& write, std::uint64_t* first, std::uint32_t lanes) {
+    using Queue = Producer<kSharing>;
+    const std::uint32_t n = data + more;
+    Range range = Queue::take(q, n, lanes);
+    if (range.at == kNoRoom) {
+      WaitWords words = wait_words(comm);
+      if (knobs.deadline.ns) words.wait_ns = knobs.deadline.ns;
+      range = Queue::take_waiting(words, peer, q, n, range.group);
+      if (range.at == kNoRoom) return static_cast<Status>(range.turn);
+    }
+    if (first) *first = range.at;
+    write_all(Hot(q), range.at, data, write);
+    Queue::publish(q, range.at, n, range.group, range.turn, knobs.doorbell == Doorbell::now,
+                   Queue::patience(comm.wait_ns));
+    return Status::ok;
+  }
+
+  /// Every lane of the warp has one entry, or one and an add.
+  template <class Write>
+  static MARROW_DEVICE Status together(const DeviceCommunicator& comm, Sharing sharing, int context,
+                                       int peer, GdaQueue& q, std::uint32_t n, const Knobs& knobs,
+                                       Write&& write) {
+    using Own = Producer<Sharing::thread>;
+    const std::uint32_t mask = full_mask();
+    const std::uint32_t total = n * static_cast<std::uint32_t>(count_lanes(mask));
+    const Hot hot(q);
+    if (total > (hot.mask() + 1) >> 1 || knobs.counter >= 0) {
+      // Too many for the ring at once, or each with a counter of its own: one lane after the other.
+      Status status = Status::ok;
+      for (std::uint32_t left = mask; left; left &= left - 1) {
+        if (lane_index() == lowest_lane(left))
+          status = submit<Thread>(comm, sharing, context, peer, one, n - 1, knobs, write);
+        warp_sync(mask);
+      }
+      return status;
+    }
+    if (sharing == Sharing::block)
+      return shared<Sharing::block>(comm, peer, q, 1, n - 1, knobs, write, nullptr, mask);
+    if (sharing == Sharing::device)
+      return shared<Sharing::device>(comm, peer, q, 1, n - 1, knobs, write, nullptr, mask);
+    const std::uint64_t begin = q.reserved_index;
+    if (!Own::has_room(q, hot.mask(), begin + total)) {
+      warp_sync(mask);  // all have read what the lowest lane may change
+      Status status = Status::ok;
+      if (lane_index() == lowest_lane(mask))
+        status = Own::wait_here(comm, peer, q, total, knobs.deadline);
+      status = static_cast<Status>(
+          warp_shuffle(mask, static_cast<std::uint32_t>(status), lowest_lane(mask)));
+      if (status != Status::ok) return status;
+    }
+    const std::uint32_t below = mask & ((1u << lane_index()) - 1);
+    write(hot, begin + static_cast<std::uint32_t>(count_lanes(below)) * n, 0);
+    warp_sync(mask);  // the lanes' entries, and their reads of the index, happen before
+    if (below == 0)
+      Own::publish_own(hot, q, begin, begin + total, knobs.doorbell == Doorbell::now);
+    warp_sync(mask);  // the index is the new one for whoever of us posts next
+    return Status::ok;
+  }
+
+  template <class Write>
+  static MARROW_DEVICE void write_all(const Hot& hot, std::uint64_t at, std::uint32_t data,
+                                      Write&& write) {
+#if defined(__CUDACC__)
+#pragma unroll 1
+#endif
+    for (std::uint32_t i = 0; i < data; ++i) (void)write(hot, at + i, i);
+  }
+  static MARROW_DEVICE std::uint32_t one() { return 1; }
+
+  /// The companion's entries are reserved first: should the queue have no room before the deadline, they
+  /// become NOPs and nothing was posted.
+  template <class Queue, class Write>
+  static MARROW_DEVICE Status counted(const DeviceCommunicator& comm, int peer, GdaQueue& q,
+                                      std::uint32_t data, std::uint32_t more, const Knobs& knobs,
+                                      Write&& write) {
+    GdaQueue& companion = *(&q + comm.gda->companion);
+    const std::uint32_t patience = Queue::patience(comm.wait_ns);
+    Range behind;
+    Range range;
+    Status status =
+        Queue::take_alone(wait_words(comm), peer, companion, 2, knobs.deadline, &behind, &q);
+    if (status != Status::ok) return status;
+    const Hot hot(companion);
+    status = Queue::take_alone(wait_words(comm), peer, q, data + more, knobs.deadline, &range);
+    if (status == Status::ok) {
+      write_all(Hot(q), range.at, data, write);
+      Queue::publish_alone(q, range, data + more, knobs.doorbell == Doorbell::now, patience);
+      Wqe(hot, behind.at).wait(q.cqn, range.at + data - 1);
+      Wqe(hot, behind.at + 1)
+          .fetch_add(comm.gda->counter_base + static_cast<std::uint64_t>(knobs.counter) * 8,
+                     comm.gda->counter_rkey, 1, companion.sink, companion.sink_lkey);
+    } else {
+      Wqe(hot, behind.at).nop();
+      Wqe(hot, behind.at + 1).nop();
+    }
+    Queue::publish_alone(companion, behind, 2, true, patience);
+    return status;
+  }
+
+  /// WRITE or READ of any length, then an add.
+  template <class Coop = Thread>
+  static MARROW_DEVICE Status transfer(const DeviceCommunicator& comm, Sharing sharing, int context,
+                                       int peer, const WindowHandle& window, std::uint64_t offset,
+                                       const Region& ours, std::uint64_t our_offset,
+                                       std::uint64_t bytes, bool is_read, const Then& then,
+                                       const Knobs& knobs) {
+    const bool acts = then.window != nullptr;
+    if constexpr (!Lanes<Coop>::kTogether) {
+      if (bytes == 0) {
+        if (acts) return add(comm, sharing, context, peer, then, knobs);
+        if (knobs.counter < 0) return Status::ok;
+      } else if (bytes > kChunkBytes) {
+        // From 16 GiB on with the smallest ring of 32, 512 GiB with the default one.
+        if ((bytes - 1) >> kChunkShift >= queue_of(comm, context, peer).mask >> 1)
+          return Status::invalid;
+      }
+    } else if (bytes > kChunkBytes) {
+      return Status::invalid;
+    }
+    return submit<Coop>(
+        comm, sharing, context, peer,
+        [&] { return bytes > kChunkBytes ? static_cast<std::uint32_t>((bytes - 1) >> kChunkShift) + 1 : 1u; },
+        acts, knobs,
+        [&](const Hot& q, std::uint64_t at, std::uint32_t i) {
+          const std::uint64_t done = static_cast<std::uint64_t>(i) << kChunkShift;
+          const std::uint64_t left = bytes - done;
+          const bool last = left <= kChunkBytes;
+          if (bytes == 0) {
+            Wqe(q, at).nop();
+          } else {
+            Wqe(q, at).transfer(is_read ? mlx5::kRead : mlx5::kWrite,
+                                load_constant(window.gda_base + peer) + offset + done,
+                                load_constant(window.gda_rkey + peer),
+                                ours.gda_local + our_offset + done, ours.gda_lkey,
+                                static_cast<std::uint32_t>(last ? left : kChunkBytes));
+          }
+          if (acts && last) write_add(comm, q, at + 1, context, peer, then);
+          return last;
+        });
+  }
+
+  template <class Coop = Thread>
+  static MARROW_DEVICE Status put_value(const DeviceCommunicator& comm, Sharing sharing,
+                                        int context, int peer, const WindowHandle& window,
+                                        std::uint64_t offset, const void* value,
+                                        std::uint32_t bytes, const Then& then, const Knobs& knobs) {
+    const bool acts = then.window != nullptr;
+    return submit<Coop>(
+        comm, sharing, context, peer, one, acts, knobs,
+        [&](const Hot& q, std::uint64_t at, std::uint32_t) {
+          std::uint32_t payload[7] = {};
+          const auto* from = static_cast<const std::uint8_t*>(value);
+          for (std::uint32_t i = 0; i < 24; ++i) {
+            if (i < bytes)
+              payload[i >> 2] |= static_cast<std::uint32_t>(from[i]) << (8 * (i & 3));
+          }
+          Wqe(q, at).write_inline(load_constant(window.gda_base + peer) + offset,
+                                  load_constant(window.gda_rkey + peer), payload, bytes);
+          if (acts) write_add(comm, q, at + 1, context, peer, then);
+          return true;
+        });
+  }
+
+  template <class Coop = Thread>
+  static MARROW_DEVICE Status add(const DeviceCommunicator& comm, Sharing sharing, int context,
+                                  int peer, const Then& then, const Knobs& knobs) {
+    return submit<Coop>(comm, sharing, context, peer, one, 0, knobs,
+                        [&](const Hot& q, std::uint64_t at, std::uint32_t) {
+                          write_add(comm, q, at, context, peer, then);
+                          return true;
+                        });
+  }
+};
+
+}  // namespace detail::gda
+}  // namespace cpu_device / gpu_device
+}  // namespace marrow
