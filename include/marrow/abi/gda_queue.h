@@ -57,15 +57,15 @@ struct alignas(128) GdaQueue {
   std::uint8_t reserved0[7] = {};
   std::uint64_t reserved1[6] = {};
 
-  // Producer. reserved >= ready >= posted. A queue of one thread uses the first two alone, as one
-  // 16-byte word.
+  // Producer. reserved >= ready >= posted.
   std::uint64_t reserved_index = 0;  ///< next WQE nobody has taken
-  std::uint64_t posted_index = 0;    ///< the doorbell was rung for all below
-  /// What a thread of the reader's SM last saw of reserved_index: the first guess of its compare-and-swap.
-  std::uint64_t guess = 0;
+  std::uint64_t posted_index = 0;    ///< shared queues: the doorbell was rung for all below
+  /// A queue of one thread: what reserved_index was after the last put that left its doorbell out. If it
+  /// still is, that doorbell is owed.
+  std::uint64_t deferred_index = ~std::uint64_t{0};
   std::uint64_t reserved2[5] = {};
-  /// All WQEs below are written, in order; kGdaOwed is set when the last of them left its doorbell to the
-  /// next in line.
+  /// Shared queues: all WQEs below are written, in order; kGdaOwed is set when the last of them left its
+  /// doorbell to the next in line.
   std::uint64_t ready_index = 0;
   std::uint64_t reserved3[7] = {};
 

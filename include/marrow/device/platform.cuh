@@ -12,14 +12,16 @@
 //   words      load_relaxed<S>(p) store_relaxed<S>(p, v) fetch_add_relaxed<S>(p, n)
 //              add_relaxed<S>(p, n) fetch_max_relaxed<S>(p, v) compare_swap_relaxed<S>(p, expected, desired) -> old
 //              load_cached(p)                           read-mostly tables; may lag until the next launch
-//              load_constant(p)                         words (Cell16 too) that nobody writes while the kernel runs
-//              load_ahead(p) load_data_ahead(p) store_plain(p, v) store_wide(p, Words16)   a table byte, a data word, loaded here and used later;
+//              load_constant(p) load_fixed(p)           words (Cell16 too) that nobody writes while the kernel runs; the second
+//                                                       may be kept from an earlier load
+//              load_ahead(p) load_data_ahead(p) store_plain(p, v) store_wide(p, Words16) ..._if(sign, p, v)   a table byte, a data word, loaded here and used later;
 //                                                       an unordered store.  compute_here(a, b): not later
 //   observe<S>(p)                 acquire load: what the publisher stored before is visible after it
 //   publish<S>(Store{p, v}...)    GPU: one release fence, then relaxed stores in the order given; CPU: each a release store
 //   publish_add<S>(p, n)          release reduction; no result
 //   publish_max<S>(p, n)          release maximum; no result
 //   Publication<S> out; out.store(p, v); out.store<W>(p, v); out.add(p, n);   the same release for many words; W: scope of that store
+//              out(device): a release of device scope only, if so
 //   settle<S>()                   orders all earlier stores before all later ones of this thread, whatever the word (cross-context fence)
 //   cells      store_cell(p, Cell16) load_cell(p)       16 aligned bytes at once, relaxed, system scope
 //   copy(dst, src, bytes, rank, size)                   rank's share of a copy by `size` threads, through registers;
@@ -145,7 +147,7 @@ MARROW_DEVICE Status wait_until(const WaitWords& comm, Deadline deadline, Predic
   constexpr int kBetweenLooks = 32;  // at the clock
   const std::uint64_t limit = deadline.ns ? deadline.ns : comm.wait_ns;
   std::uint64_t start = 0;
-  std::uint64_t next_look = kLookNs;
+  std::uint32_t looked = 0;  // one register: waiting may be part of a kernel that has few
   std::uint32_t spins = 0;
   Status stop = Status::ok;
   for (;;) {
@@ -161,8 +163,9 @@ MARROW_DEVICE Status wait_until(const WaitWords& comm, Deadline deadline, Predic
     const std::uint64_t now = now_ns();
     if (start == 0) start = now;
     const std::uint64_t waited = now - start;
-    if (waited >= next_look) {
-      next_look = waited + kLookNs;
+    constexpr int kLookShift = 13;  // 8192 ns, about kLookNs
+    if (const auto tick = static_cast<std::uint32_t>(waited >> kLookShift); tick != looked) {
+      looked = tick;
       stop = control_status(comm, peer);
     }
     if (stop == Status::ok && waited >= limit) stop = Status::timeout;

@@ -86,7 +86,9 @@ struct Operations {
     for (;;) {
       const Hot hot(q);
       const std::uint64_t at = q.reserved_index;
-      // All have room before the first is written.
+      // All have room before the first is written. A put from 16 GiB on has none in the smallest ring of 32,
+      // from 512 GiB on in the default one.
+      if (i == 0 && data() > hot.mask() >> 1) return Status::invalid;
       if (i == 0 && !Own::has_room(q, hot.mask(), at + data() + more)) {
         const Status status = Own::wait_here(comm, peer, q, data() + more, knobs.deadline);
         if (status != Status::ok) return status;
@@ -103,52 +105,114 @@ struct Operations {
     }
   }
 
-  /// The short way of a put on a queue of one thread: what it reads is under way at once, since each access
-  /// takes a lone thread 35 cycles, and nothing has been stored when the answer is no.
+  /// The short way of a put: what it reads is under way at once, since each access takes a lone thread 35
+  /// cycles, or 300 after an acquire. Nothing has been posted when the answer is no.
   /// @param bytes  1 .. kChunkBytes
-  /// @param then   its word is in the same path's sync window; kActs: there is one
-  /// @return false: the peer is on another path, or there is no room: nothing was posted
+  /// @param word   what SignalAdd adds to, an offset in `sync`; kActs: there is one
+  /// @return false: the peer is on another path, or there is no room
   template <class Coop, bool kActs>
-  static MARROW_DEVICE bool put_directly(const DeviceCommunicator& comm, int context, int peer,
-                                         const WindowHandle& window, std::uint64_t offset,
+  static MARROW_DEVICE bool put_directly(const DeviceCommunicator& comm, const Context& context,
+                                         int peer, const WindowHandle& window, std::uint64_t offset,
                                          std::uint64_t local, std::uint32_t lkey,
                                          std::uint32_t bytes, const WindowHandle& sync,
                                          std::uint64_t word, std::uint64_t add, bool now) {
+    GdaQueue& q = queue_of(comm, context, peer);
+    Short put;
+    // All ones if the peer is on another path.
+    put.elsewhere = load_fixed(comm.path + peer) == static_cast<std::uint8_t>(Path::gda) ? 0 : -1;
+    put.hot = load_fixed(reinterpret_cast<const Cell16*>(&q));
+    put.remote = load_fixed(window.gda_base + peer) + offset;
+    put.rkey = load_fixed(window.gda_rkey + peer);
+    if constexpr (kActs) {
+      put.word = load_fixed(sync.gda_base + peer) + word;
+      put.word_rkey = load_fixed(sync.gda_rkey + peer);
+      put.sink = load_fixed(&q.sink);
+      put.sink_lkey = load_fixed(&q.sink_lkey);
+      put.add = add;
+    }
+    put.local = local;
+    // A parameter of the kernel: as an operand of an addition it costs nothing, loading it 30 cycles.
+    put.lkey = lkey + static_cast<std::uint32_t>(put.elsewhere);
+    put.bytes = bytes;
+    switch (context.sharing) {
+      case Sharing::thread: return put_own<Coop, kActs>(q, put, now);
+      case Sharing::block:
+        return put_shared<Sharing::block, Coop, kActs>(q, put, now, comm.wait_ns);
+      default: return put_shared<Sharing::device, Coop, kActs>(q, put, now, comm.wait_ns);
+    }
+  }
+  struct Short {
+    std::int32_t elsewhere;
+    Cell16 hot;
+    std::uint64_t remote, local, word, sink, add;
+    std::uint32_t rkey, lkey, bytes, word_rkey, sink_lkey;
+    template <bool kActs>
+    MARROW_DEVICE void write(const Hot& at_queue, std::uint64_t at, std::int32_t sign) const {
+      WqeWriter<true>(at_queue, at, sign)
+          .transfer(mlx5::kWrite, remote, rkey, local, lkey, bytes);
+      if constexpr (kActs)
+        WqeWriter<true>(at_queue, at + 1, sign).fetch_add(word, word_rkey, add, sink, sink_lkey);
+    }
+  };
+
+  template <class Coop, bool kActs>
+  static MARROW_DEVICE bool put_own(GdaQueue& q, const Short& put, bool now) {
     using Own = Producer<Sharing::thread>;
     constexpr bool kTogether = Lanes<Coop>::kTogether;
     constexpr std::uint32_t kEach = kActs ? 2 : 1;
-    GdaQueue& q = queue_of(comm, context, peer);
-    const std::uint8_t path = load_ahead(comm.path + peer);
     const std::uint64_t begin = load_data_ahead(&q.reserved_index);
-    const Hot hot(q);
-    const std::uint64_t completed = load_data_ahead(&q.completed_index);
-    const std::uint64_t base = load_constant(window.gda_base + peer);
-    const std::uint32_t rkey = load_constant(window.gda_rkey + peer);
+    const Hot hot(put.hot);
     std::uint32_t lanes = 1;
-    std::uint32_t mask = 0;
     std::uint64_t at = begin;
     if constexpr (kTogether) {
-      mask = full_mask();
+      const std::uint32_t mask = full_mask();
       lanes = static_cast<std::uint32_t>(count_lanes(mask));
       at += static_cast<std::uint32_t>(count_lanes(mask & ((1u << lane_index()) - 1))) * kEach;
     }
     const std::uint64_t end = begin + lanes * kEach;
-    bool good = (path == static_cast<std::uint8_t>(Path::gda)) &
-                (static_cast<std::int64_t>(completed + hot.mask() + 1 - end) >= 0);
-    if constexpr (kTogether) good = good & (lanes * kEach <= (hot.mask() + 1) >> 1);
-    if (!good) return false;
-    Wqe(hot, at).transfer(mlx5::kWrite, base + offset, rkey, local, lkey, bytes);
-    if constexpr (kActs) {
-      Wqe(hot, at + 1).fetch_add(load_constant(sync.gda_base + peer) + word,
-                                 load_constant(sync.gda_rkey + peer), add, q.sink, q.sink_lkey);
-    }
+    // Negative: elsewhere, or no room.
+    std::int32_t sign = put.elsewhere;
+#if !defined(MARROW_MEASURE_WITHOUT_ROOM_CHECK)
+    sign |= static_cast<std::int32_t>(
+        (load_data_ahead(&q.completed_index) + hot.mask() + 1 - end) >> 32);
+#endif
     if constexpr (kTogether) {
-      warp_sync(mask);  // the lanes' entries, and their reads of the index, happen before
-      if (at == begin) Own::publish_own(hot, q, begin, end, now);
-      warp_sync(mask);  // the index is the new one for whoever of us posts next
-    } else {
-      Own::publish_own(hot, q, begin, end, now);
+      if (lanes * kEach > (hot.mask() + 1) >> 1) return false;
     }
+    // Early: what the release waits for is the last of these stores.
+    if constexpr (!kTogether) store_plain_if(sign, &q.reserved_index, end);
+    put.template write<kActs>(hot, at, sign);
+    if (sign < 0) return false;
+    const Bell bell(load_fixed(reinterpret_cast<const Cell16*>(&q) + 1));
+    if constexpr (kTogether) {
+      warp_sync(full_mask());  // the lanes' entries, and their reads of the index, happen before
+      if (at == begin) {
+        q.reserved_index = end;
+        Own::ring_own(hot, bell, q, begin, end, now);
+      }
+      warp_sync(full_mask());  // the index is the new one for whoever of us posts next
+    } else {
+      Own::ring_own(hot, bell, q, begin, end, now);
+    }
+    return true;
+  }
+
+  template <Sharing kSharing, class Coop, bool kActs>
+  static MARROW_DEVICE bool put_shared(GdaQueue& q, const Short& put, bool now,
+                                       std::uint64_t wait_ns) {
+    using Queue = Producer<kSharing>;
+    constexpr std::uint32_t kEach = kActs ? 2 : 1;
+    const std::uint64_t completed = Queue::completed(q);
+    const std::uint64_t ready = observe<Queue::kScope>(&q.ready_index);
+    const Bell bell(load_fixed(reinterpret_cast<const Cell16*>(&q) + 1));
+    if (put.elsewhere) return false;
+    const Hot hot(put.hot);
+    const Range range =
+        Queue::take_here(q, hot.mask(), completed, ready, kEach, Lanes<Coop>::mask());
+    if (range.at == kNoRoom) return false;
+    put.template write<kActs>(hot, range.at, 0);
+    Queue::publish_here(hot, bell, q, range.at, kEach, range.group, range.turn, now,
+                        Queue::patience(wait_ns));
     return true;
   }
 
@@ -160,6 +224,7 @@ struct Operations {
                                      Write&& write, std::uint64_t* first, std::uint32_t lanes) {
     using Queue = Producer<kSharing>;
     const std::uint32_t n = data + more;
+    if (data > Hot(q).mask() >> 1) return Status::invalid;
     Range range = Queue::take(q, n, lanes);
     if (range.at == kNoRoom) {
       WaitWords words = wait_words(comm);
@@ -233,6 +298,7 @@ struct Operations {
                                       std::uint32_t data, std::uint32_t more, const Knobs& knobs,
                                       Write&& write) {
     GdaQueue& companion = *(&q + comm.gda->companion);
+    if (data > Hot(q).mask() >> 1) return Status::invalid;
     const std::uint32_t patience = Queue::patience(comm.wait_ns);
     Range behind;
     Range range;
@@ -268,17 +334,16 @@ struct Operations {
       if (bytes == 0) {
         if (acts) return add(comm, sharing, context, peer, then, knobs);
         if (knobs.counter < 0) return Status::ok;
-      } else if (bytes > kChunkBytes) {
-        // From 16 GiB on with the smallest ring of 32, 512 GiB with the default one.
-        if ((bytes - 1) >> kChunkShift >= queue_of(comm, context, peer).mask >> 1)
-          return Status::invalid;
       }
     } else if (bytes > kChunkBytes) {
       return Status::invalid;
     }
     return submit<Coop>(
         comm, sharing, context, peer,
-        [&] { return bytes > kChunkBytes ? static_cast<std::uint32_t>((bytes - 1) >> kChunkShift) + 1 : 1u; },
+        [&] {
+          if (bytes <= kChunkBytes) return 1u;
+          return bytes >> 46 ? 65536u : static_cast<std::uint32_t>((bytes - 1) >> kChunkShift) + 1;
+        },
         acts, knobs,
         [&](const Hot& q, std::uint64_t at, std::uint32_t i) {
           const std::uint64_t done = static_cast<std::uint64_t>(i) << kChunkShift;

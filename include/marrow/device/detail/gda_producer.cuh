@@ -30,12 +30,9 @@ namespace detail::gda {
 struct Range {
   std::uint64_t at = 0;     ///< the calling lane's first entry; kNoRoom: nothing is held
   std::uint32_t group = 0;  ///< the lanes that take part together
-  std::uint32_t turn = 0;   ///< of the lowest lane
+  std::uint32_t turn = 0;   ///< of the lowest lane: 1: nobody is before us
 };
 inline constexpr std::uint64_t kNoRoom = ~std::uint64_t{0};
-inline constexpr std::uint32_t kTurnNow = 1;   ///< all entries before ours were ready when we took ours
-inline constexpr std::uint32_t kTurnOwed = 2;  ///< and the last one left us its doorbell
-
 /// A ring half full of deferred entries would leave no room for the one that rings, so whoever crosses
 /// the middle or the end of the ring rings.
 MARROW_DEVICE bool crosses(std::uint32_t mask, std::uint64_t begin, std::uint64_t end) {
@@ -44,22 +41,12 @@ MARROW_DEVICE bool crosses(std::uint32_t mask, std::uint64_t begin, std::uint64_
 
 /// One release for all entries below `end`, then record, then doorbell. It meets the NIC's read of the
 /// record or the doorbell (softnic: acquire loads). Those two stores are relaxed on a GPU.
-MARROW_DEVICE void ring(const Hot& hot, const GdaQueue& q, std::uint64_t end) {
-  // Before the release: behind it this would be a load that the doorbell waits for.
-  const Cell16 where = load_constant(reinterpret_cast<const Cell16*>(&q) + 1);
-  auto* const doorbell = reinterpret_cast<std::uint64_t*>(where.low);
-  auto* const record = reinterpret_cast<std::uint32_t*>(where.high);
+MARROW_DEVICE void ring(const Hot& hot, const Bell& where, std::uint64_t end) {
   const std::uint32_t index = mlx5::record_word(static_cast<std::uint16_t>(end));
   const std::uint64_t bell = std::uint64_t{hot.qpn} << 32 | index >> 8;
-  if (hot.device_release()) {
-    Publication<Scope::device> out;
-    out.store(record, index);
-    out.template store<Scope::system>(doorbell, bell);
-  } else {
-    Publication<Scope::system> out;
-    out.store(record, index);
-    out.store(doorbell, bell);
-  }
+  Publication<Scope::system> out(hot.device_release());
+  out.store(where.record, index);
+  out.store(where.doorbell, bell);
 }
 
 template <Sharing kSharing>
@@ -68,12 +55,17 @@ struct Producer : Consumer<kSharing> {
   using Base::kExclusive;
   using Base::kScope;
 
-  /// Takes n entries for each lane that takes part.
+  /// Takes n entries for each lane that takes part. Not for queues of one thread.
   /// @param n      1 .. depth / 2
-  /// @param lanes  that call together, for the same queue and n; 0: whoever happens to be here. Not for
-  ///               queues of one thread.
+  /// @param lanes  that call together, for the same queue and n; 0: whoever happens to be here
   static MARROW_DEVICE_COLD Range take(GdaQueue& q, std::uint32_t n, std::uint32_t lanes) {
-    static_assert(!kExclusive);
+    const std::uint64_t completed = Base::completed(q);
+    const std::uint32_t mask = Hot(q).mask();
+    return take_here(q, mask, completed, observe<kScope>(&q.ready_index), n, lanes);
+  }
+  /// @param ready  observed: if nobody is in line it is also the index to take, and our turn
+  static MARROW_DEVICE Range take_here(GdaQueue& q, std::uint32_t mask, std::uint64_t completed,
+                                       std::uint64_t ready, std::uint32_t n, std::uint32_t lanes) {
     const std::uint32_t self = 1u << lane_index();
     std::uint32_t group = lanes;
     if (group == 0) {
@@ -84,29 +76,24 @@ struct Producer : Consumer<kSharing> {
         group = warp_match(group, static_cast<std::uint64_t>(queue) << 16 | n);
       }
     }
-    const std::uint32_t mask = Hot(q).mask();
     if (static_cast<std::uint32_t>(count_lanes(group)) * n > (mask + 1) >> 1) group = self;
     Range range{0, group, 0};
     const int leader = lowest_lane(group);
     if (lane_index() == leader) {
       const std::uint64_t total = static_cast<std::uint32_t>(count_lanes(group)) * n;
-      std::uint64_t at = load_relaxed<Scope::block>(&q.guess);
+      std::uint64_t at = ready & ~kGdaOwed;
+      range.turn = 1;
       for (;;) {
-        if (!has_room(q, mask, at + total)) {
+        if (!fits(completed, mask, at + total)) {
           at = kNoRoom;
           break;
         }
         const std::uint64_t old = compare_swap_relaxed<kScope>(&q.reserved_index, at, at + total);
         if (old == at) break;
         at = old;  // somebody else took it, so the loop as a whole advances
+        range.turn = 0;
       }
       range.at = at;
-      if (at != kNoRoom) {
-        // Meets the release of ready_index of the one before us.
-        const std::uint64_t ready = observe<kScope>(&q.ready_index);
-        store_relaxed<Scope::block>(&q.guess, at + total);
-        if ((ready & ~kGdaOwed) == at) range.turn = ready & kGdaOwed ? kTurnNow | kTurnOwed : kTurnNow;
-      }
     }
     if (group != self) range.at = share(group, range.at, n);
     return range;
@@ -134,7 +121,11 @@ struct Producer : Consumer<kSharing> {
   static MARROW_DEVICE_COLD void publish(GdaQueue& q, std::uint64_t at, std::uint32_t n,
                                          std::uint32_t group, std::uint32_t turn, bool now,
                                          std::uint32_t patience) {
-    static_assert(!kExclusive);
+    publish_here(Hot(q), Bell(q), q, at, n, group, turn, now, patience);
+  }
+  static MARROW_DEVICE void publish_here(const Hot& hot, const Bell& where, GdaQueue& q,
+                                         std::uint64_t at, std::uint32_t n, std::uint32_t group,
+                                         std::uint32_t turn, bool now, std::uint32_t patience) {
     const std::uint32_t self = 1u << lane_index();
     if (group != self) {
       now = warp_ballot(group, now) != 0;
@@ -142,10 +133,10 @@ struct Producer : Consumer<kSharing> {
     }
     if (lane_index() == lowest_lane(group)) {
       const std::uint64_t end = at + static_cast<std::uint32_t>(count_lanes(group)) * n;
-      if (turn & kTurnNow) {
-        in_turn(q, at, end, now, (turn & kTurnOwed) != 0);
+      if (turn) {
+        in_turn(hot, where, q, at, end, now, false);
       } else {
-        in_line(q, at, end, now, patience);
+        in_line(hot, where, q, at, end, now, patience);
       }
     }
     if (group != self) warp_sync(group);  // ready_index covers our entries when we return
@@ -187,13 +178,16 @@ struct Producer : Consumer<kSharing> {
 
   /// A queue of one thread: the entries are written, its index may still be the old one.
   static MARROW_DEVICE void publish_own(const Hot& hot, GdaQueue& q, std::uint64_t begin,
-                                              std::uint64_t end, bool now) {
+                                        std::uint64_t end, bool now) {
+    q.reserved_index = end;
+    ring_own(hot, Bell(q), q, begin, end, now);
+  }
+  static MARROW_DEVICE void ring_own(const Hot& hot, const Bell& where, GdaQueue& q,
+                                     std::uint64_t begin, std::uint64_t end, bool now) {
     if (now || crosses(hot.mask(), begin, end)) {
-      q.reserved_index = end;
-      q.posted_index = end;
-      ring(hot, q, end);
+      ring(hot, where, end);
     } else {
-      q.reserved_index = end;
+      q.deferred_index = end;
     }
   }
 
@@ -206,9 +200,10 @@ struct Producer : Consumer<kSharing> {
   /// NOP takes one; if there is no room for it, whatever makes room completes first and test tries again.
   static MARROW_DEVICE void ring_deferred(WaitWords comm, GdaQueue& q, std::uint64_t end) {
     if constexpr (kExclusive) {
-      if (q.posted_index < end) {
-        q.posted_index = q.reserved_index;
-        ring(Hot(q), q, q.reserved_index);
+      (void)end;
+      if (q.deferred_index == q.reserved_index) {
+        q.deferred_index = ~std::uint64_t{0};
+        ring(Hot(q), Bell(q), q.reserved_index);
       }
     } else {
       if (load_relaxed<kScope>(&q.posted_index) < end) ring_deferred_shared(comm.wait_ns, q, end);
@@ -220,7 +215,14 @@ struct Producer : Consumer<kSharing> {
   }
 
   static MARROW_DEVICE bool has_room(const GdaQueue& q, std::uint32_t mask, std::uint64_t end) {
-    return static_cast<std::int64_t>(Base::completed(q) + mask + 1 - end) >= 0;
+    return fits(Base::completed(q), mask, end);
+  }
+  static MARROW_DEVICE bool fits(std::uint64_t completed, std::uint32_t mask, std::uint64_t end) {
+#if defined(MARROW_MEASURE_WITHOUT_ROOM_CHECK)
+    return (void)completed, (void)mask, (void)end, true;  // bench/gda: what the check costs
+#else
+    return static_cast<std::int64_t>(completed + mask + 1 - end) >= 0;
+#endif
   }
 
   /// A queue of one thread: waits until n entries fit. Inlined: a call would cost registers.
@@ -282,24 +284,27 @@ struct Producer : Consumer<kSharing> {
     return end - begin + (was_owed == is_owed ? 0 : kGdaOwed);  // modulo 2^64: toggles the top bit
   }
 
-  /// The line is empty before us.
-  static MARROW_DEVICE void in_turn(GdaQueue& q, std::uint64_t begin, std::uint64_t end, bool now,
-                                    bool owed) {
-    const Hot hot(q);
-    const bool rings = now | owed | crosses(hot.mask(), begin, end);
-    if (rings) {
-      ring(hot, q, end);
+  /// All before us is ready.
+  static MARROW_DEVICE void in_turn(const Hot& hot, const Bell& where, GdaQueue& q,
+                                    std::uint64_t begin, std::uint64_t end, bool now, bool owed) {
+    if (now | owed | crosses(hot.mask(), begin, end)) {
+      ring(hot, where, end);
       store_relaxed<kScope>(&q.posted_index, end);
     }
     // Publishes our entries, and our stores to record and doorbell, to the next in line: it acquires
     // ready_index before its own release, which so covers them.
     Publication<kScope> out;
-    out.add(&q.ready_index, step(begin, end, owed, false));
+    if constexpr (kScope == Scope::block) {
+      out.store(&q.ready_index, end);
+    } else {
+      out.add(&q.ready_index, step(begin, end, owed, false));
+    }
   }
 
   /// Others are before us. Our entries are released first; at our turn, if somebody is behind us already, we
   /// only count them in: the next in line acquires this reduction, and with it the chain of those before.
-  static MARROW_DEVICE void in_line(GdaQueue& q, std::uint64_t begin, std::uint64_t end, bool now,
+  static MARROW_DEVICE void in_line(const Hot& hot, const Bell& where, GdaQueue& q,
+                                    std::uint64_t begin, std::uint64_t end, bool now,
                                     std::uint32_t patience) {
     Publication<kScope> early;
     std::uint64_t start = 0;
@@ -307,7 +312,7 @@ struct Producer : Consumer<kSharing> {
     std::uint64_t ready = 0;
     for (std::uint32_t spins = 0;; ++spins) {
       if (followed == 0) followed = load_relaxed<kScope>(&q.reserved_index) - end;
-      // Meets the reduction of the one before us.
+      // Meets the store or reduction of the one before us.
       ready = observe<kScope>(&q.ready_index);
       if ((ready & ~kGdaOwed) == begin) break;
       relax(spins);
@@ -319,12 +324,13 @@ struct Producer : Consumer<kSharing> {
       if ((now_ns() - start) >> 20 > patience) return;
     }
     const bool owed = (ready & kGdaOwed) != 0;
-    const std::uint32_t mask = Hot(q).mask();
     const bool wanted = now | owed;
-    if (!crosses(mask, begin, end) && (!wanted || followed != 0)) {
-      early.add(&q.ready_index, step(begin, end, owed, wanted));
+    if (crosses(hot.mask(), begin, end) || (wanted && followed == 0)) {
+      in_turn(hot, where, q, begin, end, now, owed);
+    } else if constexpr (kScope == Scope::block) {
+      marrow::publish<kScope>(Store{&q.ready_index, wanted ? end | kGdaOwed : end});
     } else {
-      in_turn(q, begin, end, now, owed);
+      early.add(&q.ready_index, step(begin, end, owed, wanted));
     }
   }
 

@@ -28,12 +28,12 @@ MARROW_DEVICE std::uint32_t low_big(std::uint64_t v) {
 
 /// The constants of a queue that its entries need, read with one load.
 struct Hot {
-  explicit MARROW_DEVICE Hot(const GdaQueue& q) {
-    const Cell16 words = load_constant(reinterpret_cast<const Cell16*>(&q));
-    sq = reinterpret_cast<std::byte*>(words.low);
-    qpn = static_cast<std::uint32_t>(words.high);
-    rest = static_cast<std::uint32_t>(words.high >> 32);
-  }
+  explicit MARROW_DEVICE Hot(const GdaQueue& q)
+      : Hot(load_constant(reinterpret_cast<const Cell16*>(&q))) {}
+  explicit MARROW_DEVICE Hot(const Cell16& words)
+      : sq(reinterpret_cast<std::byte*>(words.low)),
+        qpn(static_cast<std::uint32_t>(words.high)),
+        rest(static_cast<std::uint32_t>(words.high >> 32)) {}
   MARROW_DEVICE std::uint32_t mask() const { return rest & 0xffff; }
   MARROW_DEVICE bool device_release() const {
     return (rest >> 16 & 0xff) == static_cast<std::uint32_t>(GdaRelease::device);
@@ -43,17 +43,29 @@ struct Hot {
   std::uint32_t qpn;
   std::uint32_t rest;  ///< mask, release, collapsed
 };
+/// ... and those of its doorbell.
+struct Bell {
+  explicit MARROW_DEVICE Bell(const GdaQueue& q)
+      : Bell(load_constant(reinterpret_cast<const Cell16*>(&q) + 1)) {}
+  explicit MARROW_DEVICE Bell(const Cell16& words)
+      : doorbell(reinterpret_cast<std::uint64_t*>(words.low)),
+        record(reinterpret_cast<std::uint32_t*>(words.high)) {}
+  std::uint64_t* doorbell;
+  std::uint32_t* record;
+};
 static_assert(offsetof(GdaQueue, sq) == 0 && offsetof(GdaQueue, qpn) == 8 &&
               offsetof(GdaQueue, mask) == 12 && offsetof(GdaQueue, release) == 14 &&
               offsetof(GdaQueue, doorbell) == 16 && offsetof(GdaQueue, record) == 24);
 
-/// The block of WQE `index`, being written.
-class Wqe {
+/// The block of WQE `index`, being written. kIf: unless `sign` is negative, without a branch.
+template <bool kIf>
+class WqeWriter {
  public:
-  MARROW_DEVICE Wqe(const Hot& q, std::uint64_t index)
+  MARROW_DEVICE WqeWriter(const Hot& q, std::uint64_t index, std::int32_t sign = 0)
       : block_(q.sq + ((static_cast<std::uint32_t>(index) & q.mask()) << mlx5::kBlockShift)),
         qpn_(q.qpn),
-        index_(static_cast<std::uint16_t>(index)) {}
+        index_(static_cast<std::uint16_t>(index)),
+        sign_(sign) {}
 
   MARROW_DEVICE void nop() const { control(mlx5::kNop, 1); }
 
@@ -100,7 +112,13 @@ class Wqe {
   }
 
  private:
-  MARROW_DEVICE void segment(int i, const Words16& s) const { store_wide(block_ + i * 16, s); }
+  MARROW_DEVICE void segment(int i, const Words16& s) const {
+    if constexpr (kIf) {
+      store_wide_if(sign_, block_ + i * 16, s);
+    } else {
+      store_wide(block_ + i * 16, s);
+    }
+  }
   MARROW_DEVICE void control(std::uint8_t opcode, std::uint32_t ds) const {
     segment(0, {{mlx5::control_word(opcode, index_), qpn_ | ds << 24,
                  std::uint32_t{mlx5::kCompletionAlways} << 24, 0}});
@@ -116,7 +134,9 @@ class Wqe {
   std::byte* block_;
   std::uint32_t qpn_;
   std::uint16_t index_;
+  std::int32_t sign_;
 };
+using Wqe = WqeWriter<false>;
 
 }  // namespace detail::gda
 }  // namespace cpu_device / gpu_device

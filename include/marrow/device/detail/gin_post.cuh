@@ -306,11 +306,11 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window,
   if constexpr (detail::compiled_in<kOnly...>(Path::gda) && !detail::kChecked &&
                 !detail::has<SignalAt, Options...> && !detail::has<CounterInc, Options...> &&
                 (std::is_same_v<Coop, Thread> || std::is_same_v<Coop, EachLane>)) {
-    // As above: the short way into a NIC queue of one thread.
+    // As above: the short way into a NIC queue.
     constexpr bool kActs = detail::has<SignalAdd, Options...>;
     const Team team = detail::pick(team_world(comm_), options...);
     const SignalAdd action = detail::pick(SignalAdd{}, options...);
-    bool plain = (context_.sharing == Sharing::thread) & (status_ == Status::ok) &
+    bool plain = (status_ == Status::ok) &
                  (static_cast<unsigned>(peer.value) < static_cast<unsigned>(team.size)) &
                  (window.abi == kAbiVersion) & (source.abi == kAbiVersion) &
                  (bytes - 1 < detail::gda::kChunkBytes) &

@@ -239,26 +239,35 @@ MARROW_DEVICE T load_cached(const T* p) {
   return *p;
 }
 
-/// Words that nobody writes while the kernel runs, loaded here: neither kept from an earlier load nor
-/// moved to where the value is first used, so that loads overlap and a rare branch costs no registers.
-MARROW_DEVICE std::uint64_t load_constant(const std::uint64_t* p) {
-  std::uint64_t v;
-  asm volatile("ld.global.b64 %0, [%1];" : "=l"(v) : "l"(__cvta_generic_to_global(p)));
-  return v;
-}
-MARROW_DEVICE std::uint32_t load_constant(const std::uint32_t* p) {
-  std::uint32_t v;
-  asm volatile("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(__cvta_generic_to_global(p)));
-  return v;
-}
-/// 16 aligned bytes of them.
-MARROW_DEVICE Cell16 load_constant(const Cell16* p) {
-  Cell16 v;
-  asm volatile("ld.global.v2.b64 {%0, %1}, [%2];"
-               : "=l"(v.low), "=l"(v.high)
-               : "l"(__cvta_generic_to_global(p)));
-  return v;
-}
+/// Words that nobody writes while the kernel runs. load_constant: neither kept from an earlier load nor
+/// moved to where the value is first used, so that a rare branch costs no registers. load_fixed: a loop may
+/// keep what it loaded.
+#define MARROW_GPU_CONSTANT(NAME, QUALIFIER)                                                     \
+  MARROW_DEVICE std::uint64_t NAME(const std::uint64_t* p) {                                     \
+    std::uint64_t v;                                                                             \
+    asm QUALIFIER("ld.global.b64 %0, [%1];" : "=l"(v) : "l"(__cvta_generic_to_global(p)));       \
+    return v;                                                                                    \
+  }                                                                                              \
+  MARROW_DEVICE std::uint32_t NAME(const std::uint32_t* p) {                                     \
+    std::uint32_t v;                                                                             \
+    asm QUALIFIER("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(__cvta_generic_to_global(p)));       \
+    return v;                                                                                    \
+  }                                                                                              \
+  MARROW_DEVICE std::uint8_t NAME(const std::uint8_t* p) {                                       \
+    std::uint32_t v;                                                                             \
+    asm QUALIFIER("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(__cvta_generic_to_global(p)));        \
+    return static_cast<std::uint8_t>(v);                                                         \
+  }                                                                                              \
+  MARROW_DEVICE Cell16 NAME(const Cell16* p) {                                                   \
+    Cell16 v;                                                                                    \
+    asm QUALIFIER("ld.global.v2.b64 {%0, %1}, [%2];"                                             \
+                  : "=l"(v.low), "=l"(v.high)                                                    \
+                  : "l"(__cvta_generic_to_global(p)));                                           \
+    return v;                                                                                    \
+  }
+MARROW_GPU_CONSTANT(load_constant, volatile)
+MARROW_GPU_CONSTANT(load_fixed, )
+#undef MARROW_GPU_CONSTANT
 
 /// A table's byte, loaded here and not where the value is first used, so that loads overlap.
 MARROW_DEVICE std::uint8_t load_ahead(const std::uint8_t* p) {
@@ -285,6 +294,22 @@ MARROW_DEVICE void store_plain(std::uint64_t* p, std::uint64_t v) {
 MARROW_DEVICE void store_wide(void* p, const Words16& v) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)),
                "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
+               : "memory");
+}
+
+/// ... unless `sign` is negative, without a branch.
+MARROW_DEVICE void store_wide_if(std::int32_t sign, void* p, const Words16& v) {
+  asm volatile(
+      "{.reg .pred q; setp.ge.s32 q, %5, 0; @q st.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(
+          __cvta_generic_to_global(p)),
+      "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3]), "r"(sign)
+      : "memory");
+}
+
+MARROW_DEVICE void store_plain_if(std::int32_t sign, std::uint64_t* p, std::uint64_t v) {
+  asm volatile("{.reg .pred q; setp.ge.s32 q, %2, 0; @q st.global.b64 [%0], %1;}" ::"l"(
+                   __cvta_generic_to_global(p)),
+               "l"(v), "r"(sign)
                : "memory");
 }
 
@@ -319,6 +344,14 @@ template <Scope S>
 class Publication {
  public:
   MARROW_DEVICE Publication() { Words<S>::release_fence(); }
+  /// The release may be of a narrower scope, known at run time.
+  explicit MARROW_DEVICE Publication(bool device) {
+    if (device) {
+      Words<Scope::device>::release_fence();
+    } else {
+      Words<S>::release_fence();
+    }
+  }
   /// W: scope of the store itself, e.g. system for a doorbell after a device-scope release.
   template <Scope W = S, class T, class U>
   MARROW_DEVICE void store(T* word, U value) {
