@@ -30,7 +30,6 @@ __device__ __forceinline__ void write(const Queue& q, std::uint32_t at) {
 
 template <bool kSystem>
 __device__ __forceinline__ void ring(const Queue& q, std::uint64_t end) {
-  *q.index = end;
   if constexpr (kSystem) {
     asm volatile("fence.release.sys;" ::: "memory");
   } else {
@@ -42,6 +41,7 @@ __device__ __forceinline__ void ring(const Queue& q, std::uint64_t end) {
   const std::uint64_t bell = std::uint64_t{big(q.qpn << 8)} << 32 | big(low << 8);
   asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(q.doorbell)), "l"(bell)
                : "memory");
+  *q.index = end;
 }
 
 template <bool kSystem>

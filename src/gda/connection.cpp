@@ -306,7 +306,7 @@ void Connection::publish(const Layout& layout, const Requirements& requirements,
     const std::uint64_t wanted = requirements.first_index;
     const std::uint64_t first =
         wanted + static_cast<std::uint16_t>(pair.first() - static_cast<std::uint16_t>(wanted));
-    queue->reserved_index = queue->ready_index = queue->posted_index = first;
+    queue->reserved_index = queue->guess = queue->ready_index = queue->posted_index = first;
     queue->completed_index = queue->fenced_index = first;
   }
   table_ = static_cast<const GdaDevice*>(arena_.upload(image.data(), image.size() * sizeof(Image)));

@@ -70,21 +70,15 @@ __global__ void proxy_value_signal(DeviceCommunicator comm, WindowHandle window,
   const detail::Then then{&comm.sync[2], 8, 1, true};
   (void)detail::PathProxy::put_value(comm, 0, 1, window, 0, &value, 8, then, {});
 }
-__global__ void gda_put_thread(DeviceCommunicator comm, WindowHandle window) {
-  (void)detail::gda::Operations<Sharing::thread>::transfer(comm, 0, 1, window, 0, Region(window), 0,
-                                                           64, false, {}, {});
-}
-__global__ void gda_put_signal_thread(DeviceCommunicator comm, WindowHandle window) {
-  const detail::Then then{&comm.sync[1], 8, 1, true};
-  (void)detail::gda::Operations<Sharing::thread>::transfer(comm, 0, 1, window, 0, Region(window), 0,
-                                                           64, false, then, {});
-}
-__global__ void gda_put_block(DeviceCommunicator comm, WindowHandle window) {
-  (void)detail::gda::Operations<Sharing::block>::transfer(comm, 0, 1, window, 0, Region(window), 0,
-                                                          64, false, {}, {});
-}
-__global__ void gda_put_device(DeviceCommunicator comm, WindowHandle window) {
-  (void)detail::gda::Operations<Sharing::device>::transfer(comm, 0, 1, window, 0, Region(window), 0,
-                                                           64, false, {}, {});
-}
+#define GDA_PUT(NAME, SHARING, ...)                                                \
+  __global__ void NAME(const MARROW_GRID_CONSTANT DeviceCommunicator comm,        \
+                       const MARROW_GRID_CONSTANT WindowHandle window) {          \
+    const Gin<Path::gda> gin(comm, 0, SHARING);                                   \
+    (void)gin.put(1, window, 0, window, 0, 64 __VA_OPT__(, ) __VA_ARGS__);        \
+  }
+GDA_PUT(gda_put_thread, Sharing::thread)
+GDA_PUT(gda_put_signal_thread, Sharing::thread, SignalAdd{1, 1})
+GDA_PUT(gda_put_each_lane, Sharing::thread, EachLane{})
+GDA_PUT(gda_put_block, Sharing::block)
+GDA_PUT(gda_put_device, Sharing::device)
 }

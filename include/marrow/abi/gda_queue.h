@@ -55,7 +55,10 @@ struct alignas(128) GdaQueue {
   std::uint32_t cqn = 0;        ///< BE32, for WAIT on the companion queue
   std::uint8_t release_reason = 0;
   std::uint8_t reserved0[7] = {};
-  std::uint64_t reserved1[6] = {};
+  std::uint64_t reserved1[5] = {};
+  /// Shared queues: where the last thread that left the line empty found it to end. Not a constant, but this is
+  /// the one line of the queue that an SM's L1 keeps.
+  std::uint64_t guess = 0;
 
   // Producer. reserved >= ready >= posted.
   std::uint64_t reserved_index = 0;  ///< next WQE nobody has taken
@@ -78,7 +81,7 @@ struct alignas(128) GdaQueue {
   std::uint64_t result_state[kGdaResults] = {};  ///< 0, kGdaResultBusy, or an abandoned operation
 };
 static_assert(sizeof(GdaQueue) == 512);
-static_assert(offsetof(GdaQueue, cq) == 32 && offsetof(GdaQueue, reserved_index) == 128 &&
+static_assert(offsetof(GdaQueue, cq) == 32 && offsetof(GdaQueue, guess) == 120 && offsetof(GdaQueue, reserved_index) == 128 &&
               offsetof(GdaQueue, ready_index) == 192 && offsetof(GdaQueue, completed_index) == 256 &&
               offsetof(GdaQueue, result_state) == 384);
 

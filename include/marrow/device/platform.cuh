@@ -12,7 +12,7 @@
 //   words      load_relaxed<S>(p) store_relaxed<S>(p, v) fetch_add_relaxed<S>(p, n)
 //              add_relaxed<S>(p, n) fetch_max_relaxed<S>(p, v) compare_swap_relaxed<S>(p, expected, desired) -> old
 //              load_cached(p)                           read-mostly tables; may lag until the next launch
-//              load_constant(p) load_fixed(p)           words (Cell16 too) that nobody writes while the kernel runs; the second
+//              load_constant(p) load_fixed(valid, p)    words (Cell16 too) that nobody writes while the kernel runs; the second
 //                                                       may be kept from an earlier load
 //              load_ahead(p) load_data_ahead(p) store_plain(p, v) store_wide(p, Words16) ..._if(sign, p, v)   a table byte, a data word, loaded here and used later;
 //                                                       an unordered store.  compute_here(a, b): not later
@@ -21,7 +21,7 @@
 //   publish_add<S>(p, n)          release reduction; no result
 //   publish_max<S>(p, n)          release maximum; no result
 //   Publication<S> out; out.store(p, v); out.store<W>(p, v); out.add(p, n);   the same release for many words; W: scope of that store
-//              out(device): a release of device scope only, if so
+//              out(wide): a release of device scope only, if wide is 0, else of S
 //   settle<S>()                   orders all earlier stores before all later ones of this thread, whatever the word (cross-context fence)
 //   cells      store_cell(p, Cell16) load_cell(p)       16 aligned bytes at once, relaxed, system scope
 //   copy(dst, src, bytes, rank, size)                   rank's share of a copy by `size` threads, through registers;
@@ -41,7 +41,8 @@
 namespace marrow {
 
 /// Who has to see a store: the scope follows the reader.
-enum class Scope : std::uint8_t { block, device, system };
+/// block_global: block, of words that are in global memory for sure; fewer instructions on a GPU.
+enum class Scope : std::uint8_t { block, device, system, block_global };
 
 /// 16 aligned bytes stored and loaded at once. On the CPU the high word is stored last (release) and
 /// loaded first (acquire), so a protocol puts its epoch or sentinel in `high`.
@@ -125,9 +126,13 @@ MARROW_DEVICE Status control_status(const WaitWords& comm, int peer = -1) {
   if (state == kControlOk) return Status::ok;
   if (state & kControlAborted) return Status::aborted;
   if (state & kControlPeerFailed) return Status::peer_failed;
-  if (peer >= 0 && (state & kControlMasked) &&
-      (load_relaxed<Scope::system>(&comm.control->failed[peer / 64]) >> (peer % 64) & 1)) {
-    return Status::peer_failed;
+  if (peer >= 0 && (state & kControlMasked)) {
+    // Here and not before the loop that waits: it would cost registers.
+    std::uint64_t word = static_cast<unsigned>(peer) / 64;
+    std::uint64_t bit = static_cast<unsigned>(peer) % 64;
+    compute_here(word, bit);
+    if (load_relaxed<Scope::system>(&comm.control->failed[word]) >> bit & 1)
+      return Status::peer_failed;
   }
   return Status::ok;
 }

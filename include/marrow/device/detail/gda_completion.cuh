@@ -18,7 +18,7 @@ template <Sharing kSharing>
 struct Consumer {
   static constexpr bool kExclusive = kSharing == Sharing::thread;
   /// Who shares the queue's indices.
-  static constexpr Scope kScope = kSharing == Sharing::block ? Scope::block : Scope::device;
+  static constexpr Scope kScope = kSharing == Sharing::block ? Scope::block_global : Scope::device;
 
   /// For "may this slot be written again". Relaxed on a GPU: the write depends on the value, and an
   /// acquire would drop the L1 lines that the post needs next. On the CPU it meets publish_max in

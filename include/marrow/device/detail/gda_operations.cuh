@@ -107,11 +107,12 @@ struct Operations {
 
   /// The short way of a put: what it reads is under way at once, since each access takes a lone thread 35
   /// cycles, or 300 after an acquire. Nothing has been posted when the answer is no.
+  /// @param plain  whether context, peer and handles may be used; no: the answer is no
   /// @param bytes  1 .. kChunkBytes
   /// @param word   what SignalAdd adds to, an offset in `sync`; kActs: there is one
-  /// @return false: the peer is on another path, or there is no room
+  /// @return false: the peer is on another path, there is no room, or the long way is as good
   template <class Coop, bool kActs>
-  static MARROW_DEVICE bool put_directly(const DeviceCommunicator& comm, const Context& context,
+  static MARROW_DEVICE bool put_directly(bool plain, const DeviceCommunicator& comm, const Context& context,
                                          int peer, const WindowHandle& window, std::uint64_t offset,
                                          std::uint64_t local, std::uint32_t lkey,
                                          std::uint32_t bytes, const WindowHandle& sync,
@@ -119,21 +120,23 @@ struct Operations {
     GdaQueue& q = queue_of(comm, context, peer);
     Short put;
     // All ones if the peer is on another path.
-    put.elsewhere = load_fixed(comm.path + peer) == static_cast<std::uint8_t>(Path::gda) ? 0 : -1;
-    put.hot = load_fixed(reinterpret_cast<const Cell16*>(&q));
-    put.remote = load_fixed(window.gda_base + peer) + offset;
-    put.rkey = load_fixed(window.gda_rkey + peer);
+    put.valid = plain;
+    put.elsewhere = load_fixed(plain, comm.path + peer) == static_cast<std::uint8_t>(Path::gda) ? 0 : -1;
+    put.hot = load_fixed(plain, reinterpret_cast<const Cell16*>(&q));
+    put.remote = load_fixed(plain, window.gda_base + peer) + offset;
+    put.rkey = load_fixed(plain, window.gda_rkey + peer);
     if constexpr (kActs) {
-      put.word = load_fixed(sync.gda_base + peer) + word;
-      put.word_rkey = load_fixed(sync.gda_rkey + peer);
-      put.sink = load_fixed(&q.sink);
-      put.sink_lkey = load_fixed(&q.sink_lkey);
+      put.word = load_fixed(plain, sync.gda_base + peer) + word;
+      put.word_rkey = load_fixed(plain, sync.gda_rkey + peer);
+      put.sink = load_fixed(plain, &q.sink);
+      put.sink_lkey = load_fixed(plain, &q.sink_lkey);
       put.add = add;
     }
     put.local = local;
     // A parameter of the kernel: as an operand of an addition it costs nothing, loading it 30 cycles.
     put.lkey = lkey + static_cast<std::uint32_t>(put.elsewhere);
     put.bytes = bytes;
+    if (!plain) return false;
     switch (context.sharing) {
       case Sharing::thread: return put_own<Coop, kActs>(q, put, now);
       case Sharing::block:
@@ -142,6 +145,7 @@ struct Operations {
     }
   }
   struct Short {
+    bool valid;
     std::int32_t elsewhere;
     Cell16 hot;
     std::uint64_t remote, local, word, sink, add;
@@ -170,8 +174,8 @@ struct Operations {
       at += static_cast<std::uint32_t>(count_lanes(mask & ((1u << lane_index()) - 1))) * kEach;
     }
     const std::uint64_t end = begin + lanes * kEach;
-    // Negative: elsewhere, or no room.
-    std::int32_t sign = put.elsewhere;
+    // Negative: elsewhere, a queue whose reader is not of this GPU, or no room.
+    std::int32_t sign = put.elsewhere | -static_cast<std::int32_t>(hot.wide());
 #if !defined(MARROW_MEASURE_WITHOUT_ROOM_CHECK)
     sign |= static_cast<std::int32_t>(
         (load_data_ahead(&q.completed_index) + hot.mask() + 1 - end) >> 32);
@@ -179,20 +183,15 @@ struct Operations {
     if constexpr (kTogether) {
       if (lanes * kEach > (hot.mask() + 1) >> 1) return false;
     }
-    // Early: what the release waits for is the last of these stores.
-    if constexpr (!kTogether) store_plain_if(sign, &q.reserved_index, end);
     put.template write<kActs>(hot, at, sign);
-    if (sign < 0) return false;
-    const Bell bell(load_fixed(reinterpret_cast<const Cell16*>(&q) + 1));
+    if (__builtin_expect(sign < 0, false)) return false;
+    const Bell bell(load_fixed(put.valid, reinterpret_cast<const Cell16*>(&q) + 1));
     if constexpr (kTogether) {
       warp_sync(full_mask());  // the lanes' entries, and their reads of the index, happen before
-      if (at == begin) {
-        q.reserved_index = end;
-        Own::ring_own(hot, bell, q, begin, end, now);
-      }
+      if (at == begin) Own::template ring_own<RingScope::device>(hot, bell, q, begin, end, now);
       warp_sync(full_mask());  // the index is the new one for whoever of us posts next
     } else {
-      Own::ring_own(hot, bell, q, begin, end, now);
+      Own::template ring_own<RingScope::device>(hot, bell, q, begin, end, now);
     }
     return true;
   }
@@ -202,16 +201,33 @@ struct Operations {
                                        std::uint64_t wait_ns) {
     using Queue = Producer<kSharing>;
     constexpr std::uint32_t kEach = kActs ? 2 : 1;
-    const std::uint64_t completed = Queue::completed(q);
-    const std::uint64_t ready = observe<Queue::kScope>(&q.ready_index);
-    const Bell bell(load_fixed(reinterpret_cast<const Cell16*>(&q) + 1));
-    if (put.elsewhere) return false;
+    const typename Queue::Guess guess(q);
+    const Bell bell(load_fixed(put.valid, reinterpret_cast<const Cell16*>(&q) + 1));
+    if (__builtin_expect(put.elsewhere, 0)) return false;
     const Hot hot(put.hot);
+    if constexpr (!Lanes<Coop>::kTogether) {
+      if (converged_lanes() == 1u << lane_index()) {  // a lone thread: nothing to agree about
+        bool turn = true;
+        std::uint64_t at = guess.index;
+        if (__builtin_expect(!Queue::take_guess(q, hot.mask(), guess, kEach), false)) {
+          turn = false;
+          at = Queue::take_range(q, hot.mask(), kEach);
+          if (at == kNoRoom) return false;
+        }
+        put.template write<kActs>(hot, at, 0);
+        if (__builtin_expect(turn, true)) {
+          Queue::template in_turn<RingScope::loop>(hot, bell, q, at, at + kEach, now, false);
+        } else {
+          Queue::in_line(q, at, at + kEach, now, Queue::patience(wait_ns));
+        }
+        return true;
+      }
+    }
     const Range range =
-        Queue::take_here(q, hot.mask(), completed, ready, kEach, Lanes<Coop>::mask());
-    if (range.at == kNoRoom) return false;
+        Queue::take_here(q, hot.mask(), guess, kEach, Lanes<Coop>::mask());
+    if (__builtin_expect(range.at == kNoRoom, false)) return false;
     put.template write<kActs>(hot, range.at, 0);
-    Queue::publish_here(hot, bell, q, range.at, kEach, range.group, range.turn, now,
+    Queue::template publish_here<RingScope::loop>(hot, bell, q, range.at, kEach, range.group, range.role, now,
                         Queue::patience(wait_ns));
     return true;
   }
@@ -230,11 +246,11 @@ struct Operations {
       WaitWords words = wait_words(comm);
       if (knobs.deadline.ns) words.wait_ns = knobs.deadline.ns;
       range = Queue::take_waiting(words, peer, q, n, range.group);
-      if (range.at == kNoRoom) return static_cast<Status>(range.turn);
+      if (range.at == kNoRoom) return static_cast<Status>(range.role);
     }
     if (first) *first = range.at;
     write_all(Hot(q), range.at, data, write);
-    Queue::publish(q, range.at, n, range.group, range.turn, knobs.doorbell == Doorbell::now,
+    Queue::publish(q, range.at, n, range.group, range.role, knobs.doorbell == Doorbell::now,
                    Queue::patience(comm.wait_ns));
     return Status::ok;
   }

@@ -30,8 +30,11 @@ namespace detail::gda {
 struct Range {
   std::uint64_t at = 0;     ///< the calling lane's first entry; kNoRoom: nothing is held
   std::uint32_t group = 0;  ///< the lanes that take part together
-  std::uint32_t turn = 0;   ///< of the lowest lane: 1: nobody is before us
+  std::uint32_t role = 0;   ///< kTurn | kLead | kAlone
 };
+inline constexpr std::uint32_t kTurn = 1;   ///< nobody is before us
+inline constexpr std::uint32_t kLead = 2;   ///< the calling lane is the group's lowest
+inline constexpr std::uint32_t kAlone = 4;  ///< the group is the calling lane
 inline constexpr std::uint64_t kNoRoom = ~std::uint64_t{0};
 /// A ring half full of deferred entries would leave no room for the one that rings, so whoever crosses
 /// the middle or the end of the ring rings.
@@ -41,12 +44,26 @@ MARROW_DEVICE bool crosses(std::uint32_t mask, std::uint64_t begin, std::uint64_
 
 /// One release for all entries below `end`, then record, then doorbell. It meets the NIC's read of the
 /// record or the doorbell (softnic: acquire loads). Those two stores are relaxed on a GPU.
+/// How the scope of the release is chosen. either: at run time, with little code. loop: at run time, quickly
+/// on a GPU. device: it is known to be device scope.
+enum class RingScope { either, loop, device };
+template <RingScope kScope = RingScope::either>
 MARROW_DEVICE void ring(const Hot& hot, const Bell& where, std::uint64_t end) {
   const std::uint32_t index = mlx5::record_word(static_cast<std::uint16_t>(end));
   const std::uint64_t bell = std::uint64_t{hot.qpn} << 32 | index >> 8;
-  Publication<Scope::system> out(hot.device_release());
-  out.store(where.record, index);
-  out.store(where.doorbell, bell);
+  if constexpr (kScope == RingScope::loop) {
+    Publication<Scope::system> out(hot.wide());
+    out.store(where.record, index);
+    out.store(where.doorbell, bell);
+  } else if (kScope == RingScope::either && hot.wide()) {
+    Publication<Scope::system> out;
+    out.store(where.record, index);
+    out.store(where.doorbell, bell);
+  } else {
+    Publication<Scope::device> out;
+    out.template store<Scope::system>(where.record, index);
+    out.template store<Scope::system>(where.doorbell, bell);
+  }
 }
 
 template <Sharing kSharing>
@@ -59,13 +76,28 @@ struct Producer : Consumer<kSharing> {
   /// @param n      1 .. depth / 2
   /// @param lanes  that call together, for the same queue and n; 0: whoever happens to be here
   static MARROW_DEVICE_COLD Range take(GdaQueue& q, std::uint32_t n, std::uint32_t lanes) {
-    const std::uint64_t completed = Base::completed(q);
-    const std::uint32_t mask = Hot(q).mask();
-    return take_here(q, mask, completed, observe<kScope>(&q.ready_index), n, lanes);
+    const Guess guess(q);
+    return take_here(q, Hot(q).mask(), guess, n, lanes);
   }
-  /// @param ready  observed: if nobody is in line it is also the index to take, and our turn
-  static MARROW_DEVICE Range take_here(GdaQueue& q, std::uint32_t mask, std::uint64_t completed,
-                                       std::uint64_t ready, std::uint32_t n, std::uint32_t lanes) {
+
+  /// What this SM knows of the queue, from its L1: the index behind the last thread here that left the line
+  /// empty, and an old completed_index. If the compare-and-swap takes that index, nobody on another SM has
+  /// been in line since; so an acquire of block scope does, and our turn it is.
+  struct Guess {
+    explicit MARROW_DEVICE Guess(GdaQueue& q)
+        : completed(load_relaxed<Scope::block_global>(&q.completed_index)),
+          // Meets in_turn's store of it.
+          index(observe<Scope::block_global>(&q.guess)) {}
+    std::uint64_t completed, index;
+  };
+  static MARROW_DEVICE bool take_guess(GdaQueue& q, std::uint32_t mask, const Guess& guess,
+                                       std::uint64_t total) {
+    return fits(guess.completed, mask, guess.index + total) &&
+           compare_swap_relaxed<kScope>(&q.reserved_index, guess.index, guess.index + total) ==
+               guess.index;
+  }
+  static MARROW_DEVICE Range take_here(GdaQueue& q, std::uint32_t mask, const Guess& guess,
+                                       std::uint32_t n, std::uint32_t lanes) {
     const std::uint32_t self = 1u << lane_index();
     std::uint32_t group = lanes;
     if (group == 0) {
@@ -77,30 +109,34 @@ struct Producer : Consumer<kSharing> {
       }
     }
     if (static_cast<std::uint32_t>(count_lanes(group)) * n > (mask + 1) >> 1) group = self;
-    Range range{0, group, 0};
-    const int leader = lowest_lane(group);
-    if (lane_index() == leader) {
+    const bool alone = group == self;
+    Range range{0, group, (alone ? kAlone : 0u) | ((group & (self - 1)) == 0 ? kLead : 0u)};
+    if (range.role & kLead) {
       const std::uint64_t total = static_cast<std::uint32_t>(count_lanes(group)) * n;
-      std::uint64_t at = ready & ~kGdaOwed;
-      range.turn = 1;
-      for (;;) {
-        if (!fits(completed, mask, at + total)) {
-          at = kNoRoom;
-          break;
-        }
-        const std::uint64_t old = compare_swap_relaxed<kScope>(&q.reserved_index, at, at + total);
-        if (old == at) break;
-        at = old;  // somebody else took it, so the loop as a whole advances
-        range.turn = 0;
+      range.at = guess.index;
+      range.role |= kTurn;
+      if (__builtin_expect(!take_guess(q, mask, guess, total), false)) {
+        range.at = take_range(q, mask, total);
+        range.role &= ~kTurn;
       }
-      range.at = at;
     }
-    if (group != self) range.at = share(group, range.at, n);
+    if (!alone) range.at = share(group, range.at, n);
     return range;
+  }
+  /// @return the first index, or kNoRoom
+  static MARROW_DEVICE_COLD std::uint64_t take_range(GdaQueue& q, std::uint32_t mask,
+                                                     std::uint64_t total) {
+    std::uint64_t at = load_relaxed<kScope>(&q.reserved_index);
+    for (;;) {
+      if (!has_room(q, mask, at + total)) return kNoRoom;
+      const std::uint64_t old = compare_swap_relaxed<kScope>(&q.reserved_index, at, at + total);
+      if (old == at) return at;
+      at = old;  // somebody else took it, so the loop as a whole advances
+    }
   }
 
   /// As take, of a group that found no room; waits for it.
-  /// @return at == kNoRoom: turn is the Status
+  /// @return at == kNoRoom: role is the Status
   static MARROW_DEVICE_COLD Range take_waiting(WaitWords comm, int peer, GdaQueue& q,
                                                std::uint32_t n, std::uint32_t group) {
     const std::uint32_t self = 1u << lane_index();
@@ -111,7 +147,7 @@ struct Producer : Consumer<kSharing> {
     if (got < 0) return {kNoRoom, group, static_cast<std::uint32_t>(-got)};
     const std::uint32_t below = group & (self - 1);
     return {static_cast<std::uint64_t>(got) + static_cast<std::uint32_t>(count_lanes(below)) * n,
-            group, 0};
+            group, (group == self ? kAlone : 0u) | (below == 0 ? kLead : 0u)};
   }
 
   /// Makes a range's entries, which are written, known to the NIC: all lanes of the group call.
@@ -119,27 +155,27 @@ struct Producer : Consumer<kSharing> {
   /// @param now       ring, or see that somebody does
   /// @param patience  of waiting for one's turn, in units of 2^20 ns
   static MARROW_DEVICE_COLD void publish(GdaQueue& q, std::uint64_t at, std::uint32_t n,
-                                         std::uint32_t group, std::uint32_t turn, bool now,
+                                         std::uint32_t group, std::uint32_t role, bool now,
                                          std::uint32_t patience) {
-    publish_here(Hot(q), Bell(q), q, at, n, group, turn, now, patience);
+    publish_here(Hot(q), Bell(q), q, at, n, group, role, now, patience);
   }
+  template <RingScope kRing = RingScope::either>
   static MARROW_DEVICE void publish_here(const Hot& hot, const Bell& where, GdaQueue& q,
                                          std::uint64_t at, std::uint32_t n, std::uint32_t group,
-                                         std::uint32_t turn, bool now, std::uint32_t patience) {
-    const std::uint32_t self = 1u << lane_index();
-    if (group != self) {
+                                         std::uint32_t role, bool now, std::uint32_t patience) {
+    if (!(role & kAlone)) {
       now = warp_ballot(group, now) != 0;
       warp_sync(group);  // the lanes' entries happen before the leader's release
     }
-    if (lane_index() == lowest_lane(group)) {
+    if (role & kLead) {
       const std::uint64_t end = at + static_cast<std::uint32_t>(count_lanes(group)) * n;
-      if (turn) {
-        in_turn(hot, where, q, at, end, now, false);
+      if (__builtin_expect((role & kTurn) != 0, true)) {
+        in_turn<kRing>(hot, where, q, at, end, now, false);
       } else {
-        in_line(hot, where, q, at, end, now, patience);
+        in_line(q, at, end, now, patience);
       }
     }
-    if (group != self) warp_sync(group);  // ready_index covers our entries when we return
+    if (!(role & kAlone)) warp_sync(group);  // ready_index covers our entries when we return
   }
 
   /// For one thread alone; n entries from range.at on.
@@ -149,7 +185,7 @@ struct Producer : Consumer<kSharing> {
       (void)patience;
       publish_own(Hot(q), q, range.at, range.at + n, now);
     } else {
-      publish(q, range.at, n, range.group, range.turn, now, patience);
+      publish(q, range.at, n, range.group, range.role, now, patience);
     }
   }
   /// @param watch  a queue whose failure ends the wait, or null
@@ -158,7 +194,7 @@ struct Producer : Consumer<kSharing> {
                                          GdaQueue* watch = nullptr) {
     const std::uint32_t self = 1u << lane_index();
     if constexpr (kExclusive) {
-      *range = {q.reserved_index, self, 0};
+      *range = {q.reserved_index, self, kAlone | kLead};
       if (has_room(q, Hot(q).mask(), range->at + n)) {
         q.reserved_index = range->at + n;
         return Status::ok;
@@ -171,7 +207,7 @@ struct Producer : Consumer<kSharing> {
     const std::int64_t got = watch ? wait_for_room_watching(comm, peer, q, n, *watch)
                                    : wait_for_room(comm, peer, q, n);
     if (got < 0) return static_cast<Status>(-got);
-    *range = {static_cast<std::uint64_t>(got), self, 0};
+    *range = {static_cast<std::uint64_t>(got), self, kAlone | kLead};
     if constexpr (kExclusive) q.reserved_index = range->at + n;
     return Status::ok;
   }
@@ -179,16 +215,19 @@ struct Producer : Consumer<kSharing> {
   /// A queue of one thread: the entries are written, its index may still be the old one.
   static MARROW_DEVICE void publish_own(const Hot& hot, GdaQueue& q, std::uint64_t begin,
                                         std::uint64_t end, bool now) {
-    q.reserved_index = end;
     ring_own(hot, Bell(q), q, begin, end, now);
   }
+  template <RingScope kRing = RingScope::either>
   static MARROW_DEVICE void ring_own(const Hot& hot, const Bell& where, GdaQueue& q,
                                      std::uint64_t begin, std::uint64_t end, bool now) {
-    if (now || crosses(hot.mask(), begin, end)) {
-      ring(hot, where, end);
+    constexpr bool kLast = kRing == RingScope::device;  // the release need not wait for this store
+    if constexpr (!kLast) q.reserved_index = end;
+    if (__builtin_expect(now || crosses(hot.mask(), begin, end), true)) {
+      ring<kRing>(hot, where, end);
     } else {
       q.deferred_index = end;
     }
+    if constexpr (kLast) q.reserved_index = end;
   }
 
   /// Everything posted so far is below this index.
@@ -225,19 +264,21 @@ struct Producer : Consumer<kSharing> {
 #endif
   }
 
-  /// A queue of one thread: waits until n entries fit. Inlined: a call would cost registers.
+  /// A queue of one thread: waits until n entries fit. Inlined, since a call would cost registers, and
+  /// wait_until in little: a short put pays for the registers of this loop.
   static MARROW_DEVICE Status wait_here(const DeviceCommunicator& comm, int peer, GdaQueue& q,
                                         std::uint32_t n, Deadline deadline) {
-    Status seen = Status::ok;
-    const std::uint32_t mask = Hot(q).mask();
-    const Status waited = wait_until(
-        comm, deadline,
-        [&] {
-          seen = Base::poll_here(q, q.reserved_index + n - (mask + 1));
-          return seen != Status::timeout;
-        },
-        peer);
-    return waited == Status::ok ? seen : waited;
+    const std::uint64_t start = now_ns();
+    for (std::uint32_t spins = 0;; ++spins) {
+      const Status seen =
+          Base::poll_here(q, q.reserved_index + n - (static_cast<std::uint64_t>(q.mask) + 1));
+      if (seen != Status::timeout) return seen;
+      relax(spins);
+      if ((spins & 31) != 31) continue;
+      const Status stop = control_here(wait_words(comm), peer);
+      if (stop != Status::ok) return stop;
+      if (now_ns() - start >= (deadline.ns ? deadline.ns : comm.wait_ns)) return Status::timeout;
+    }
   }
 
   /// Waits until n entries fit; a shared queue's are then taken, by the calling lane alone. Few arguments and
@@ -254,30 +295,6 @@ struct Producer : Consumer<kSharing> {
                             [&] { return Base::poll(watch, Base::completed(watch) + 1); });
   }
 
- private:
-  /// The lowest lane's index, and each lane's own part of the range.
-  static MARROW_DEVICE std::uint64_t share(std::uint32_t group, std::uint64_t at,
-                                           std::uint32_t n) {
-    at = warp_shuffle(group, at, lowest_lane(group));
-    const std::uint32_t below = group & ((1u << lane_index()) - 1);
-    return at == kNoRoom ? at : at + static_cast<std::uint32_t>(count_lanes(below)) * n;
-  }
-
-  static MARROW_DEVICE_COLD void ring_deferred_shared(std::uint64_t wait_ns, GdaQueue& q,
-                                                      std::uint64_t end) {
-    if ((load_relaxed<kScope>(&q.ready_index) & ~kGdaOwed) < end) return;  // on its way
-    const std::uint32_t self = 1u << lane_index();
-    const Range range = take(q, 1, self);
-    if (range.at != kNoRoom) {
-      const Hot hot(q);
-      Wqe(hot, range.at).nop();
-      publish(q, range.at, 1, self, range.turn, true, patience(wait_ns));
-    } else {
-      // Raises completed_index once there is room.
-      (void)Base::poll(q, load_relaxed<kScope>(&q.reserved_index) + 1 - (Hot(q).mask() + 1));
-    }
-  }
-
   /// What is added to ready_index when it moves from begin to end.
   static MARROW_DEVICE std::uint64_t step(std::uint64_t begin, std::uint64_t end, bool was_owed,
                                           bool is_owed) {
@@ -285,28 +302,30 @@ struct Producer : Consumer<kSharing> {
   }
 
   /// All before us is ready.
+  template <RingScope kRing = RingScope::either>
   static MARROW_DEVICE void in_turn(const Hot& hot, const Bell& where, GdaQueue& q,
                                     std::uint64_t begin, std::uint64_t end, bool now, bool owed) {
-    if (now | owed | crosses(hot.mask(), begin, end)) {
-      ring(hot, where, end);
+    if (__builtin_expect(now | owed | crosses(hot.mask(), begin, end), true)) {
+      ring<kRing>(hot, where, end);
       store_relaxed<kScope>(&q.posted_index, end);
     }
     // Publishes our entries, and our stores to record and doorbell, to the next in line: it acquires
     // ready_index before its own release, which so covers them.
     Publication<kScope> out;
-    if constexpr (kScope == Scope::block) {
+    if constexpr (kScope == Scope::block_global) {
       out.store(&q.ready_index, end);
     } else {
       out.add(&q.ready_index, step(begin, end, owed, false));
     }
+    out.template store<Scope::block_global>(&q.guess, end);
   }
 
   /// Others are before us. Our entries are released first; at our turn, if somebody is behind us already, we
   /// only count them in: the next in line acquires this reduction, and with it the chain of those before.
-  static MARROW_DEVICE void in_line(const Hot& hot, const Bell& where, GdaQueue& q,
-                                    std::uint64_t begin, std::uint64_t end, bool now,
-                                    std::uint32_t patience) {
+  static MARROW_DEVICE_COLD void in_line(GdaQueue& q, std::uint64_t begin, std::uint64_t end,
+                                         bool now, std::uint32_t patience) {
     Publication<kScope> early;
+    const Hot hot(q);
     std::uint64_t start = 0;
     std::uint64_t followed = 0;
     std::uint64_t ready = 0;
@@ -326,11 +345,39 @@ struct Producer : Consumer<kSharing> {
     const bool owed = (ready & kGdaOwed) != 0;
     const bool wanted = now | owed;
     if (crosses(hot.mask(), begin, end) || (wanted && followed == 0)) {
-      in_turn(hot, where, q, begin, end, now, owed);
-    } else if constexpr (kScope == Scope::block) {
+      in_turn(hot, Bell(q), q, begin, end, now, owed);
+    } else if constexpr (kScope == Scope::block_global) {
       marrow::publish<kScope>(Store{&q.ready_index, wanted ? end | kGdaOwed : end});
     } else {
       early.add(&q.ready_index, step(begin, end, owed, wanted));
+    }
+  }
+
+ private:
+  static MARROW_DEVICE Status control_here(WaitWords comm, int peer) {
+    return control_status(comm, peer);
+  }
+
+  /// The lowest lane's index, and each lane's own part of the range.
+  static MARROW_DEVICE std::uint64_t share(std::uint32_t group, std::uint64_t at,
+                                           std::uint32_t n) {
+    at = warp_shuffle(group, at, lowest_lane(group));
+    const std::uint32_t below = group & ((1u << lane_index()) - 1);
+    return at == kNoRoom ? at : at + static_cast<std::uint32_t>(count_lanes(below)) * n;
+  }
+
+  static MARROW_DEVICE_COLD void ring_deferred_shared(std::uint64_t wait_ns, GdaQueue& q,
+                                                      std::uint64_t end) {
+    if ((load_relaxed<kScope>(&q.ready_index) & ~kGdaOwed) < end) return;  // on its way
+    const std::uint32_t self = 1u << lane_index();
+    const Range range = take(q, 1, self);
+    if (range.at != kNoRoom) {
+      const Hot hot(q);
+      Wqe(hot, range.at).nop();
+      publish(q, range.at, 1, self, range.role, true, patience(wait_ns));
+    } else {
+      // Raises completed_index once there is room.
+      (void)Base::poll(q, load_relaxed<kScope>(&q.reserved_index) + 1 - (Hot(q).mask() + 1));
     }
   }
 

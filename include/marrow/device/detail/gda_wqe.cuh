@@ -35,8 +35,9 @@ struct Hot {
         qpn(static_cast<std::uint32_t>(words.high)),
         rest(static_cast<std::uint32_t>(words.high >> 32)) {}
   MARROW_DEVICE std::uint32_t mask() const { return rest & 0xffff; }
-  MARROW_DEVICE bool device_release() const {
-    return (rest >> 16 & 0xff) == static_cast<std::uint32_t>(GdaRelease::device);
+  /// 0: a release of device scope will do; 1: system scope.
+  MARROW_DEVICE std::uint32_t wide() const {
+    return (rest >> 16 & 0xff) - static_cast<std::uint32_t>(GdaRelease::device);
   }
 
   std::byte* sq;

@@ -320,9 +320,8 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window,
               (comm_.atomic_path == Path::gda);
     }
     if constexpr (std::is_same_v<Coop, EachLane>) plain = !warp_ballot(full_mask(), !plain);
-    if (plain &&
-        detail::gda::Operations::put_directly<Coop, kActs>(
-            comm_, context_, team.world_rank(peer.value), window, offset,
+    if (detail::gda::Operations::put_directly<Coop, kActs>(
+            plain, comm_, context_, team.world_rank(peer.value), window, offset,
             source.gda_local + source_offset, source.gda_lkey, static_cast<std::uint32_t>(bytes),
             comm_.sync[static_cast<int>(Path::gda)], static_cast<std::uint64_t>(action.id) * 8,
             action.n, knobs.doorbell == Doorbell::now)) {

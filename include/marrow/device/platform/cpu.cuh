@@ -166,12 +166,12 @@ MARROW_DEVICE T load_constant(const T* p) {
   return *p;
 }
 template <class T>
-MARROW_DEVICE T load_fixed(const T* p) {
-  return load_cached(p);
+MARROW_DEVICE T load_fixed(bool valid, const T* p) {
+  return valid ? load_cached(p) : T{};
 }
 template <>
-MARROW_DEVICE Cell16 load_fixed(const Cell16* p) {
-  return *p;
+MARROW_DEVICE Cell16 load_fixed(bool valid, const Cell16* p) {
+  return valid ? *p : Cell16{};
 }
 MARROW_DEVICE std::uint8_t load_ahead(const std::uint8_t* p) { return load_cached(p); }
 MARROW_DEVICE void compute_here(std::uint64_t&, std::uint64_t&) {}
@@ -181,10 +181,6 @@ MARROW_DEVICE void store_plain(std::uint64_t* p, std::uint64_t v) { *p = v; }
 MARROW_DEVICE void store_wide(void* p, const Words16& v) { std::memcpy(p, &v, sizeof v); }
 MARROW_DEVICE void store_wide_if(std::int32_t sign, void* p, const Words16& v) {
   if (sign >= 0) store_wide(p, v);
-}
-
-MARROW_DEVICE void store_plain_if(std::int32_t sign, std::uint64_t* p, std::uint64_t v) {
-  if (sign >= 0) *p = v;
 }
 
 template <Scope, class T>
@@ -220,7 +216,7 @@ template <Scope S>
 class Publication {
  public:
   Publication() { schedule_point(); }
-  explicit Publication(bool) { schedule_point(); }
+  explicit Publication(std::uint32_t) { schedule_point(); }
   template <Scope = S, class T, class U>
   void store(T* word, U value) {
     std::atomic_ref<T>(*word).store(static_cast<T>(value), std::memory_order_release);

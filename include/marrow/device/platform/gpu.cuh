@@ -204,6 +204,7 @@ MARROW_DEVICE int count_lanes(std::uint32_t mask) { return __popc(mask); }
 template <Scope S>
 struct Words;
 MARROW_GPU_WORD(block, "cta", "", reinterpret_cast<std::size_t>);
+MARROW_GPU_WORD(block_global, "cta", ".global", __cvta_generic_to_global);
 MARROW_GPU_WORD(device, "gpu", ".global", __cvta_generic_to_global);
 MARROW_GPU_WORD(system, "sys", ".global", __cvta_generic_to_global);
 #undef MARROW_GPU_WORD
@@ -239,35 +240,56 @@ MARROW_DEVICE T load_cached(const T* p) {
   return *p;
 }
 
-/// Words that nobody writes while the kernel runs. load_constant: neither kept from an earlier load nor
-/// moved to where the value is first used, so that a rare branch costs no registers. load_fixed: a loop may
-/// keep what it loaded.
-#define MARROW_GPU_CONSTANT(NAME, QUALIFIER)                                                     \
-  MARROW_DEVICE std::uint64_t NAME(const std::uint64_t* p) {                                     \
-    std::uint64_t v;                                                                             \
-    asm QUALIFIER("ld.global.b64 %0, [%1];" : "=l"(v) : "l"(__cvta_generic_to_global(p)));       \
-    return v;                                                                                    \
-  }                                                                                              \
-  MARROW_DEVICE std::uint32_t NAME(const std::uint32_t* p) {                                     \
-    std::uint32_t v;                                                                             \
-    asm QUALIFIER("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(__cvta_generic_to_global(p)));       \
-    return v;                                                                                    \
-  }                                                                                              \
-  MARROW_DEVICE std::uint8_t NAME(const std::uint8_t* p) {                                       \
-    std::uint32_t v;                                                                             \
-    asm QUALIFIER("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(__cvta_generic_to_global(p)));        \
-    return static_cast<std::uint8_t>(v);                                                         \
-  }                                                                                              \
-  MARROW_DEVICE Cell16 NAME(const Cell16* p) {                                                   \
-    Cell16 v;                                                                                    \
-    asm QUALIFIER("ld.global.v2.b64 {%0, %1}, [%2];"                                             \
-                  : "=l"(v.low), "=l"(v.high)                                                    \
-                  : "l"(__cvta_generic_to_global(p)));                                           \
-    return v;                                                                                    \
+/// Words that nobody writes while the kernel runs, loaded here: neither kept from an earlier load nor
+/// moved to where the value is first used, so that loads overlap and a rare branch costs no registers.
+MARROW_DEVICE std::uint64_t load_constant(const std::uint64_t* p) {
+  std::uint64_t v;
+  asm volatile("ld.global.b64 %0, [%1];" : "=l"(v) : "l"(__cvta_generic_to_global(p)));
+  return v;
+}
+MARROW_DEVICE std::uint32_t load_constant(const std::uint32_t* p) {
+  std::uint32_t v;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(v) : "l"(__cvta_generic_to_global(p)));
+  return v;
+}
+/// 16 aligned bytes of them.
+MARROW_DEVICE Cell16 load_constant(const Cell16* p) {
+  Cell16 v;
+  asm volatile("ld.global.v2.b64 {%0, %1}, [%2];"
+               : "=l"(v.low), "=l"(v.high)
+               : "l"(__cvta_generic_to_global(p)));
+  return v;
+}
+
+/// The same words, 0 if not `valid`. Not volatile: a loop keeps what it loaded, so nvcc moves this in front
+/// of it and of the branch that says whether p is valid; hence the condition.
+#define MARROW_GPU_FIXED(TYPE, PTX, REGISTER, WIDE)                                             \
+  MARROW_DEVICE TYPE load_fixed(bool valid, const TYPE* p) {                                    \
+    WIDE v;                                                                                     \
+    asm("{.reg .pred q; setp.ne.u32 q, %2, 0; mov." REGISTER " %0, 0; @q ld.global." PTX        \
+        " %0, [%1];}"                                                                           \
+        : "=" MARROW_GPU_CONSTRAINT_##WIDE(v)                                                   \
+        : "l"(__cvta_generic_to_global(p)), "r"(static_cast<std::uint32_t>(valid)));            \
+    return static_cast<TYPE>(v);                                                                \
   }
-MARROW_GPU_CONSTANT(load_constant, volatile)
-MARROW_GPU_CONSTANT(load_fixed, )
-#undef MARROW_GPU_CONSTANT
+using FixedWord = std::uint32_t;
+using FixedLong = std::uint64_t;
+#define MARROW_GPU_CONSTRAINT_FixedWord(v) "r"(v)
+#define MARROW_GPU_CONSTRAINT_FixedLong(v) "l"(v)
+MARROW_GPU_FIXED(std::uint8_t, "u8", "b32", FixedWord)
+MARROW_GPU_FIXED(std::uint32_t, "b32", "b32", FixedWord)
+MARROW_GPU_FIXED(std::uint64_t, "b64", "b64", FixedLong)
+#undef MARROW_GPU_FIXED
+#undef MARROW_GPU_CONSTRAINT_FixedWord
+#undef MARROW_GPU_CONSTRAINT_FixedLong
+MARROW_DEVICE Cell16 load_fixed(bool valid, const Cell16* p) {
+  Cell16 v;
+  asm("{.reg .pred q; setp.ne.u32 q, %3, 0; mov.b64 %0, 0; mov.b64 %1, 0;"
+      " @q ld.global.v2.b64 {%0, %1}, [%2];}"
+      : "=l"(v.low), "=l"(v.high)
+      : "l"(__cvta_generic_to_global(p)), "r"(static_cast<std::uint32_t>(valid)));
+  return v;
+}
 
 /// A table's byte, loaded here and not where the value is first used, so that loads overlap.
 MARROW_DEVICE std::uint8_t load_ahead(const std::uint8_t* p) {
@@ -306,13 +328,6 @@ MARROW_DEVICE void store_wide_if(std::int32_t sign, void* p, const Words16& v) {
       : "memory");
 }
 
-MARROW_DEVICE void store_plain_if(std::int32_t sign, std::uint64_t* p, std::uint64_t v) {
-  asm volatile("{.reg .pred q; setp.ge.s32 q, %2, 0; @q st.global.b64 [%0], %1;}" ::"l"(
-                   __cvta_generic_to_global(p)),
-               "l"(v), "r"(sign)
-               : "memory");
-}
-
 template <Scope S, class T>
 MARROW_DEVICE T observe(const T* p) {
   return Words<S>::acquire(p);
@@ -344,12 +359,14 @@ template <Scope S>
 class Publication {
  public:
   MARROW_DEVICE Publication() { Words<S>::release_fence(); }
-  /// The release may be of a narrower scope, known at run time.
-  explicit MARROW_DEVICE Publication(bool device) {
-    if (device) {
+  /// The scope of the release is known at run time: 0 device, 1 S. A loop for the latter, since the compiler
+  /// makes both fences conditional instructions otherwise, and one not taken costs 100 cycles.
+  explicit MARROW_DEVICE Publication(std::uint32_t wide) {
+    if (wide == 0) {
       Words<Scope::device>::release_fence();
     } else {
-      Words<S>::release_fence();
+#pragma unroll 1
+      for (; wide; --wide) Words<S>::release_fence();
     }
   }
   /// W: scope of the store itself, e.g. system for a doorbell after a device-scope release.
