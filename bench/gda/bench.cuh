@@ -23,9 +23,9 @@ enum class Placement { device, host };
 
 /// Memory of `count` queues, as addresses of the GPU. One allocation each, reused by every row.
 struct Memory {
-  std::byte* sq[kMostQueues];       ///< kDepth blocks of 64 bytes
-  std::byte* cq;                    ///< one ring of kDepth entries, shared: nobody writes it
-  std::byte* record[kMostQueues];   ///< 64 bytes each
+  std::byte* sq[kMostQueues];      ///< kDepth blocks of 64 bytes
+  std::byte* cq;                   ///< one ring of kDepth entries, shared: nobody writes it
+  std::byte* record[kMostQueues];  ///< 64 bytes each
   std::uint64_t* doorbell[kMostQueues];
   std::uint64_t* doorbell_host[kMostQueues];
 };
@@ -60,7 +60,8 @@ const std::vector<Row>& rows();
 
 /// Compares ring, record and doorbell of queue q with `posted` WRITEs of one block each.
 /// @param qpn  as in the WQE, not swapped
-bool verify(Placement placement, int q, std::uint64_t posted, std::uint32_t qpn, bool every_block = true);
+bool verify(Placement placement, int q, std::uint64_t posted, std::uint32_t qpn,
+            bool every_block = true);
 
 void marrow_rows();
 void unchecked_rows();

@@ -20,9 +20,10 @@ struct Queue {
 
 __device__ __forceinline__ void write(const Queue& q, std::uint32_t at) {
   auto* to = reinterpret_cast<uint4*>(q.sq + ((at & (kDepth - 1)) << 6));
-  const std::uint64_t remote = 0x1000000 + std::uint64_t{at} * 64, local = 0x2000000 + std::uint64_t{at} * 64;
-  to[1] = make_uint4(big(static_cast<std::uint32_t>(remote >> 32)), big(static_cast<std::uint32_t>(remote)),
-                     big(0x77), 0);
+  const std::uint64_t remote = 0x1000000 + std::uint64_t{at} * 64,
+                      local = 0x2000000 + std::uint64_t{at} * 64;
+  to[1] = make_uint4(big(static_cast<std::uint32_t>(remote >> 32)),
+                     big(static_cast<std::uint32_t>(remote)), big(0x77), 0);
   to[2] = make_uint4(big(64), big(0x66), big(static_cast<std::uint32_t>(local >> 32)),
                      big(static_cast<std::uint32_t>(local)));
   to[0] = make_uint4(big((at & 0xffff) << 8 | 8), big(q.qpn << 8 | 3), 8u << 24, 0);
@@ -36,10 +37,12 @@ __device__ __forceinline__ void ring(const Queue& q, std::uint64_t end) {
     asm volatile("fence.release.gpu;" ::: "memory");
   }
   const std::uint32_t low = static_cast<std::uint32_t>(end) & 0xffff;
-  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(q.record)), "r"(big(low))
+  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(q.record)),
+               "r"(big(low))
                : "memory");
   const std::uint64_t bell = std::uint64_t{big(q.qpn << 8)} << 32 | big(low << 8);
-  asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(q.doorbell)), "l"(bell)
+  asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(q.doorbell)),
+               "l"(bell)
                : "memory");
   *q.index = end;
 }
@@ -88,8 +91,8 @@ Queues queues(Placement placement) {
   Queues all;
   const Memory& m = memory(placement);
   for (int i = 0; i < kMostQueues; ++i) {
-    all.q[i] = {m.sq[i], reinterpret_cast<std::uint32_t*>(m.record[i]) + 1, m.doorbell[i], index + i * 16,
-                0x100u + i};
+    all.q[i] = {m.sq[i], reinterpret_cast<std::uint32_t*>(m.record[i]) + 1, m.doorbell[i],
+                index + i * 16, 0x100u + i};
   }
   return all;
 }

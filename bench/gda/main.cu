@@ -31,15 +31,18 @@ struct Check {
 /// One thread a slot: is the last WQE that was written there the one that ought to be?
 __global__ void check_ring(Check c, unsigned long long* wrong) {
   const std::uint32_t slot = blockIdx.x * blockDim.x + threadIdx.x;
-  if (slot == 0 && (*c.record != __byte_perm(static_cast<std::uint32_t>(c.posted & 0xffff), 0, 0x0123)))
+  if (slot == 0 &&
+      (*c.record != __byte_perm(static_cast<std::uint32_t>(c.posted & 0xffff), 0, 0x0123)))
     atomicAdd(wrong, 1ull << 32);
   if (!c.every_block || slot >= c.posted) return;
   const std::uint64_t last = c.posted - 1;
   const std::uint64_t index = last - ((last - slot) & (kDepth - 1));
   const auto* words = reinterpret_cast<const std::uint32_t*>(c.sq + std::size_t{slot} * 64);
-  const std::uint32_t control = __byte_perm(static_cast<std::uint32_t>(index & 0xffff) << 8 | 8, 0, 0x0123);
+  const std::uint32_t control =
+      __byte_perm(static_cast<std::uint32_t>(index & 0xffff) << 8 | 8, 0, 0x0123);
   const std::uint32_t qpn_ds = __byte_perm(c.qpn << 8 | 3, 0, 0x0123);
-  if (words[0] != control || words[1] != qpn_ds || words[8] != __byte_perm(64, 0, 0x0123)) atomicAdd(wrong, 1);
+  if (words[0] != control || words[1] != qpn_ds || words[8] != __byte_perm(64, 0, 0x0123))
+    atomicAdd(wrong, 1);
 }
 
 double at(const std::vector<double>& sorted, double quantile) {
@@ -56,8 +59,8 @@ void print(const Row& r) {
     double mean = 0;
     for (const double v : c) mean += v / static_cast<double>(c.size());
     std::sort(c.begin(), c.end());
-    std::printf("%7.0f cycles %7.0f ns, p99 %7.0f ns, mean %6.0f ns", at(c, 0.5), at(c, 0.5) / r.per_ns,
-                at(c, 0.99) / r.per_ns, mean / r.per_ns);
+    std::printf("%7.0f cycles %7.0f ns, p99 %7.0f ns, mean %6.0f ns", at(c, 0.5),
+                at(c, 0.5) / r.per_ns, at(c, 0.99) / r.per_ns, mean / r.per_ns);
   }
   std::printf("%s  %s\n", r.verified ? "" : "  NOT VERIFIED", r.note.c_str());
   std::fflush(stdout);
@@ -72,16 +75,21 @@ void write_row(std::FILE* file, const Row& r, const char* gpu, const char* unit,
   double mean = 0, spread = 0;
   for (const double x : v) mean += x / static_cast<double>(v.size());
   for (const double x : v) spread += (x - mean) * (x - mean) / static_cast<double>(v.size());
-  std::fprintf(file,
-               "%s\n{\"what\":\"gda issue: %s\",\"unit\":\"%s\",\"kind\":\"measured\",\"devices\":[{\"role\":"
-               "\"kernels\",\"device\":\"gpu\",\"name\":\"%s\"}],\"parameters\":{\"sharing\":\"%s\",\"queue_memory\":"
-               "\"%s\",\"release_scope\":\"%s\",\"wqe_per_doorbell\":\"%s\",\"threads\":%d,\"queues\":%d,\"depth\":%u,"
-               "\"doorbell\":\"8 bytes, pinned host memory\",\"engine\":\"off\"},\"statistics\":{\"count\":%zu,"
-               "\"min\":%.3f,\"median\":%.3f,\"mean\":%.3f,\"p99\":%.3f,\"max\":%.3f,\"stddev\":%.3f},"
-               "\"verified\":%s,\"note\":\"%s\"}",
-               comma, r.what.c_str(), unit, gpu, r.sharing.c_str(), r.placement.c_str(), r.scope.c_str(),
-               r.batch.c_str(), r.threads, r.queues, kDepth, v.size(), v.front(), at(v, 0.5), mean, at(v, 0.99),
-               v.back(), std::sqrt(spread), r.verified ? "true" : "false", r.note.c_str());
+  std::fprintf(
+      file,
+      "%s\n{\"what\":\"gda issue: "
+      "%s\",\"unit\":\"%s\",\"kind\":\"measured\",\"devices\":[{\"role\":"
+      "\"kernels\",\"device\":\"gpu\",\"name\":\"%s\"}],\"parameters\":{\"sharing\":\"%s\",\"queue_"
+      "memory\":"
+      "\"%s\",\"release_scope\":\"%s\",\"wqe_per_doorbell\":\"%s\",\"threads\":%d,\"queues\":%d,"
+      "\"depth\":%u,"
+      "\"doorbell\":\"8 bytes, pinned host "
+      "memory\",\"engine\":\"off\"},\"statistics\":{\"count\":%zu,"
+      "\"min\":%.3f,\"median\":%.3f,\"mean\":%.3f,\"p99\":%.3f,\"max\":%.3f,\"stddev\":%.3f},"
+      "\"verified\":%s,\"note\":\"%s\"}",
+      comma, r.what.c_str(), unit, gpu, r.sharing.c_str(), r.placement.c_str(), r.scope.c_str(),
+      r.batch.c_str(), r.threads, r.queues, kDepth, v.size(), v.front(), at(v, 0.5), mean,
+      at(v, 0.99), v.back(), std::sqrt(spread), r.verified ? "true" : "false", r.note.c_str());
 }
 
 }  // namespace
@@ -113,12 +121,14 @@ const Memory& memory(Placement placement) {
   std::byte* records = take(4096 * count);
   m.cq = take(std::size_t{kDepth} * 64);
   void* bells = nullptr;
-  must(cudaHostAlloc(&bells, 4096 * kMostQueues, cudaHostAllocMapped | cudaHostAllocPortable), "pinned memory");
+  must(cudaHostAlloc(&bells, 4096 * kMostQueues, cudaHostAllocMapped | cudaHostAllocPortable),
+       "pinned memory");
   std::memset(bells, 0, 4096 * kMostQueues);
   for (int i = 0; i < count; ++i) {
     m.sq[i] = rings + std::size_t{kDepth} * 64 * i;
     m.record[i] = records + 4096 * i;
-    m.doorbell[i] = m.doorbell_host[i] = reinterpret_cast<std::uint64_t*>(static_cast<std::byte*>(bells) + 4096 * i);
+    m.doorbell[i] = m.doorbell_host[i] =
+        reinterpret_cast<std::uint64_t*>(static_cast<std::byte*>(bells) + 4096 * i);
   }
   return m;
 }
@@ -153,11 +163,14 @@ void reset_rate() {
 void add_times(Row row, int calls, int per_call) {
   std::vector<std::uint32_t> cycles(calls);
   Clock clock;
-  must(cudaMemcpy(cycles.data(), cycle_log(), calls * sizeof(std::uint32_t), cudaMemcpyDeviceToHost), "copy");
+  must(
+      cudaMemcpy(cycles.data(), cycle_log(), calls * sizeof(std::uint32_t), cudaMemcpyDeviceToHost),
+      "copy");
   must(cudaMemcpy(&clock, clock_words(), sizeof clock, cudaMemcpyDeviceToHost), "copy");
   if (clock.ns) row.per_ns = static_cast<double>(clock.cycles) / static_cast<double>(clock.ns);
   // The first tenth warms up.
-  for (int i = calls / 10; i < calls; ++i) row.cycles.push_back(static_cast<double>(cycles[i]) / per_call);
+  for (int i = calls / 10; i < calls; ++i)
+    row.cycles.push_back(static_cast<double>(cycles[i]) / per_call);
   print(row);
   all_rows.push_back(std::move(row));
 }
@@ -179,21 +192,25 @@ bool verify(Placement placement, int q, std::uint64_t posted, std::uint32_t qpn,
   if (posted == 0) return true;
   const Memory& m = memory(placement);
   must(cudaMemset(wrong, 0, sizeof *wrong), "memset");
-  check_ring<<<kDepth / 256, 256>>>({m.sq[q], reinterpret_cast<const std::uint32_t*>(m.record[q]) + 1, posted, qpn,
-                                     every_block},
-                                    wrong);
+  check_ring<<<kDepth / 256, 256>>>(
+      {m.sq[q], reinterpret_cast<const std::uint32_t*>(m.record[q]) + 1, posted, qpn, every_block},
+      wrong);
   unsigned long long found = 0;
   must(cudaMemcpy(&found, wrong, sizeof found, cudaMemcpyDeviceToHost), "check");
-  const std::uint64_t bell = std::uint64_t{big(qpn << 8)} << 32 | big(static_cast<std::uint32_t>(posted & 0xffff) << 8);
+  const std::uint64_t bell =
+      std::uint64_t{big(qpn << 8)} << 32 | big(static_cast<std::uint32_t>(posted & 0xffff) << 8);
   const std::uint64_t rung = *static_cast<volatile std::uint64_t*>(m.doorbell_host[q]);
   if (found || rung != bell)
-    std::printf("queue %d, %llu posted: %u wrong entries%s%s\n", q, static_cast<unsigned long long>(posted),
-                static_cast<unsigned>(found), found >> 32 ? ", wrong record" : "", rung != bell ? ", wrong doorbell" : "");
+    std::printf("queue %d, %llu posted: %u wrong entries%s%s\n", q,
+                static_cast<unsigned long long>(posted), static_cast<unsigned>(found),
+                found >> 32 ? ", wrong record" : "", rung != bell ? ", wrong doorbell" : "");
   return found == 0 && rung == bell;
 }
 
 #if !defined(MARROW_BENCH_GPUNETIO)
-void gpunetio_rows() { std::printf("gpunetio rows skipped: built without -DMARROW_GPUNETIO=PATH\n"); }
+void gpunetio_rows() {
+  std::printf("gpunetio rows skipped: built without -DMARROW_GPUNETIO=PATH\n");
+}
 #endif
 
 }  // namespace gda_bench

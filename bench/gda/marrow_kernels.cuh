@@ -28,8 +28,9 @@ __device__ __forceinline__ Gin<Path::gda> gin_of(const DeviceCommunicator& comm)
 }
 
 template <What kWhat>
-__device__ __forceinline__ Status post(const Gin<Path::gda>& gin, int peer, const WindowHandle& window,
-                                       std::uint64_t offset, Doorbell doorbell) {
+__device__ __forceinline__ Status post(const Gin<Path::gda>& gin, int peer,
+                                       const WindowHandle& window, std::uint64_t offset,
+                                       Doorbell doorbell) {
   if constexpr (kWhat == What::put) {
     return gin.put(peer, window, offset, window, offset, 64, doorbell);
   } else if constexpr (kWhat == What::put_value) {
@@ -51,8 +52,8 @@ __global__ void issue(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
   Status worst = Status::ok;
   if (every == 1) {
     timed(log, clock, calls, [&](int i) {
-      worst = worse(worst, post<kWhat>(gin, peer, window, static_cast<std::uint64_t>(i) * 64,
-                                       Doorbell::now));
+      worst = worse(
+          worst, post<kWhat>(gin, peer, window, static_cast<std::uint64_t>(i) * 64, Doorbell::now));
     });
   } else {
     timed(log, clock, calls, [&](int i) {
@@ -70,12 +71,12 @@ __global__ void rate(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
                      Rate* out, int* failed) {
   const auto gin = gin_of<kSharing, true>(comm);
   const int warps = (static_cast<int>(blockDim.x) + 31) / 32;
-  const int peer = (static_cast<int>(blockIdx.x) * warps + static_cast<int>(threadIdx.x) / 32) % queues;
+  const int peer =
+      (static_cast<int>(blockIdx.x) * warps + static_cast<int>(threadIdx.x) / 32) % queues;
   const std::uint64_t own = (blockIdx.x * blockDim.x + threadIdx.x) * 64ull;
   Status worst = Status::ok;
-  rated(out, ns, 4, [&](int) {
-    worst = worse(worst, post<kWhat>(gin, peer, window, own, Doorbell::now));
-  });
+  rated(out, ns, 4,
+        [&](int) { worst = worse(worst, post<kWhat>(gin, peer, window, own, Doorbell::now)); });
   if (worst != Status::ok) *failed = static_cast<int>(worst);
 }
 
@@ -146,7 +147,8 @@ class Fabricated {
     must(cudaMemcpy(&status, failed, sizeof status, cudaMemcpyDeviceToHost), "copy");
     if (status) return false;
     std::vector<GdaQueue> image(queues_ + 1);
-    must(cudaMemcpy(image.data(), block_, image.size() * sizeof(GdaQueue), cudaMemcpyDeviceToHost), "copy");
+    must(cudaMemcpy(image.data(), block_, image.size() * sizeof(GdaQueue), cudaMemcpyDeviceToHost),
+         "copy");
     std::int64_t sum = 0;
     bool ok = true;
     for (int i = 0; i < queues_; ++i) {
@@ -189,8 +191,8 @@ void issue_row(const char* what, Placement placement, GdaRelease release, int ev
                const char* note = "") {
   Fabricated f(1, kSharing, placement, release);
   const bool lanes = kWhat == What::put_each_lane;
-  issue<kSharing, kFixed, kWhat><<<1, lanes ? 32 : 1>>>(f.comm, f.window, f.peers, every, kCalls, cycle_log(),
-                                                       clock_words(), f.failed);
+  issue<kSharing, kFixed, kWhat><<<1, lanes ? 32 : 1>>>(f.comm, f.window, f.peers, every, kCalls,
+                                                        cycle_log(), clock_words(), f.failed);
   must(cudaGetLastError(), what);
   must(cudaDeviceSynchronize(), what);
   Row row;
@@ -210,7 +212,8 @@ template <Sharing kSharing, What kWhat>
 void rate_row(const char* what, int blocks, int threads, int queues) {
   Fabricated f(queues, kSharing, Placement::device, GdaRelease::device);
   reset_rate();
-  rate<kSharing, kWhat><<<blocks, threads>>>(f.comm, f.window, queues, 8'000'000, rate_words(), f.failed);
+  rate<kSharing, kWhat>
+      <<<blocks, threads>>>(f.comm, f.window, queues, 8'000'000, rate_words(), f.failed);
   must(cudaGetLastError(), what);
   must(cudaDeviceSynchronize(), what);
   Row row;

@@ -20,7 +20,8 @@ void marrow_rows() {
   by_placement<Sharing::thread>();
   by_placement<Sharing::block>();
   by_placement<Sharing::device>();
-  issue_row<Sharing::thread, true, What::put_value>("put_value 8 B", Placement::device, GdaRelease::device);
+  issue_row<Sharing::thread, true, What::put_value>("put_value 8 B", Placement::device,
+                                                    GdaRelease::device);
   issue_row<Sharing::thread, true, What::put_signal>("put 64 B + signal", Placement::device,
                                                      GdaRelease::device);
   issue_row<Sharing::device, true, What::put_signal>("put 64 B + signal", Placement::device,
@@ -33,16 +34,27 @@ void marrow_rows() {
   struct Shape {
     int blocks, threads, queues;
   };
-  for (const Shape s : {Shape{1, 1, 1}, {1, 32, 1}, {132, 1, 1}, {132, 1, 8}, {132, 1, 132}, {8, 128, 1},
-                        {8, 128, 8}, {8, 128, 132}, {132, 128, 1}, {132, 128, 8}, {132, 128, 132}}) {
+  for (const Shape s : {Shape{1, 1, 1},
+                        {1, 32, 1},
+                        {132, 1, 1},
+                        {132, 1, 8},
+                        {132, 1, 132},
+                        {8, 128, 1},
+                        {8, 128, 8},
+                        {8, 128, 132},
+                        {132, 128, 1},
+                        {132, 128, 8},
+                        {132, 128, 132}}) {
     rate_row<Sharing::device, What::put>("put 64 B rate", s.blocks, s.threads, s.queues);
   }
   for (const Shape s : {Shape{132, 128, 8}, {132, 128, 132}})
-    rate_row<Sharing::device, What::put_each_lane>("put 64 B rate, each lane", s.blocks, s.threads, s.queues);
+    rate_row<Sharing::device, What::put_each_lane>("put 64 B rate, each lane", s.blocks, s.threads,
+                                                   s.queues);
   for (const Shape s : {Shape{1, 1, 1}, {132, 1, 132}})
     rate_row<Sharing::thread, What::put>("put 64 B rate", s.blocks, s.threads, s.queues);
   for (const Shape s : {Shape{1, 32, 1}, {8, 32, 8}, {132, 32, 132}})
-    rate_row<Sharing::thread, What::put_each_lane>("put 64 B rate, each lane", s.blocks, s.threads, s.queues);
+    rate_row<Sharing::thread, What::put_each_lane>("put 64 B rate, each lane", s.blocks, s.threads,
+                                                   s.queues);
 }
 
 }  // namespace gda_bench

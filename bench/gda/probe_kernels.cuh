@@ -9,13 +9,13 @@ namespace gda_probes {
 
 using namespace marrow;
 
-#define GDA_PROBE(NAME, BOUND, PATHS, SHARING, CALL)                                               \
-  __global__ void BOUND NAME(const MARROW_GRID_CONSTANT DeviceCommunicator comm,                   \
-                             const MARROW_GRID_CONSTANT WindowHandle window, int peer,             \
-                             std::uint64_t offset, std::uint64_t from, std::uint64_t bytes,        \
-                             Status* out) {                                                        \
-    const Gin<PATHS> gin(comm, 0, SHARING);                                                        \
-    *out = gin.CALL;                                                                               \
+#define GDA_PROBE(NAME, BOUND, PATHS, SHARING, CALL)                                        \
+  __global__ void BOUND NAME(const MARROW_GRID_CONSTANT DeviceCommunicator comm,            \
+                             const MARROW_GRID_CONSTANT WindowHandle window, int peer,      \
+                             std::uint64_t offset, std::uint64_t from, std::uint64_t bytes, \
+                             Status* out) {                                                 \
+    const Gin<PATHS> gin(comm, 0, SHARING);                                                 \
+    *out = gin.CALL;                                                                        \
   }
 
 // The bound is what the put fits in: it may not spill.
@@ -28,8 +28,7 @@ GDA_PROBE(exclusive_put_24, GDA_PROBE_24, Path::gda, Sharing::thread,
           put(peer, window, offset, window, from, bytes))
 GDA_PROBE(exclusive_put, , Path::gda, Sharing::thread,
           put(peer, window, offset, window, from, bytes))
-GDA_PROBE(exclusive_put_value, , Path::gda, Sharing::thread,
-          put_value(peer, window, offset, from))
+GDA_PROBE(exclusive_put_value, , Path::gda, Sharing::thread, put_value(peer, window, offset, from))
 GDA_PROBE(exclusive_signal, , Path::gda, Sharing::thread, signal(peer, SignalAdd{0, from}))
 GDA_PROBE(exclusive_put_signal, , Path::gda, Sharing::thread,
           put(peer, window, offset, window, from, bytes, SignalAdd{0, 1}))

@@ -7,9 +7,12 @@ namespace gda_bench {
 
 void unchecked_rows() {
   const char* note = "without the check for room";
-  issue_row<Sharing::thread, true, What::put>("put 64 B", Placement::device, GdaRelease::device, 1, note);
-  issue_row<Sharing::block, true, What::put>("put 64 B", Placement::device, GdaRelease::device, 1, note);
-  issue_row<Sharing::device, true, What::put>("put 64 B", Placement::device, GdaRelease::device, 1, note);
+  issue_row<Sharing::thread, true, What::put>("put 64 B", Placement::device, GdaRelease::device, 1,
+                                              note);
+  issue_row<Sharing::block, true, What::put>("put 64 B", Placement::device, GdaRelease::device, 1,
+                                             note);
+  issue_row<Sharing::device, true, What::put>("put 64 B", Placement::device, GdaRelease::device, 1,
+                                              note);
 }
 
 }  // namespace gda_bench

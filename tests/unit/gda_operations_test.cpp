@@ -153,6 +153,38 @@ MARROW_KERNEL deferred(DeviceCommunicator comm, WindowHandle window, LocalBuffer
   out->status[3] = gin.wait_signal(0, round);
 }
 
+/// A warp posts together: lane l of round i owns word i * lanes + l.
+MARROW_KERNEL each_lane(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle source,
+                        int rounds, Status* out) {
+  const Gin<Path::gda> gin(comm, 0);
+  const int peer = (comm.rank + 1) % comm.nranks;
+  const auto lane = static_cast<std::uint64_t>(lane_index());
+  const auto lanes = static_cast<std::uint64_t>(warp_lanes());
+  Status worst = Status::ok;
+  for (int i = 0; i < rounds; ++i) {
+    const std::uint64_t at = (static_cast<std::uint64_t>(i) * lanes + lane) * 8;
+    const Doorbell bell = i % 3 == 1 ? Doorbell::deferred : Doorbell::now;
+    if (i % 4 == 0) {
+      worst = worse(worst, gin.put(peer, window, at, source, at, 8, EachLane{}, SignalAdd{1, 1}));
+    } else if (i % 4 == 1) {
+      worst = worse(worst, gin.put_value(peer, window, at,
+                                         reinterpret_cast<std::uint64_t*>(source.local)[at / 8],
+                                         EachLane{}, bell));
+    } else {
+      worst = worse(worst, gin.put(peer, window, at, source, at, 8, EachLane{}, bell));
+    }
+    if (i % 5 == 2)
+      worst = worse(worst, gin.add(peer, window, window.bytes - 8, lane + 1, EachLane{}));
+    if (i % 7 == 3)  // one lane has nothing to put
+      worst = worse(worst, gin.put(peer, window, at, source, at, lane == 1 ? 0 : 8, EachLane{}));
+    if (i % 9 == 4)
+      worst = worse(worst, gin.put(peer, window, at, source, at, 8, EachLane{}, CounterInc{1}));
+  }
+  worst = worse(worst, gin.signal(peer, SignalAdd{2, 1}, EachLane{}));
+  worst = worse(worst, gin.flush(Warp{}));
+  out[lane] = worst;
+}
+
 MARROW_KERNEL fence_twice(DeviceCommunicator comm, WindowHandle window, Result* out) {
   const Gin<Path::gda> gin(comm, 0);
   const int peer = (comm.rank + 1) % comm.nranks;
@@ -295,6 +327,60 @@ TEST_P(GdaOperations, DeferredDoorbells) {
       EXPECT_TRUE(holds(rank.window().local, static_cast<std::uint64_t>(count) * 8,
                         static_cast<unsigned>(1 - rank.rank())));
       EXPECT_TRUE(holds(rank.window().local + 65536, static_cast<std::uint64_t>(count) * 8,
+                        static_cast<unsigned>(1 - rank.rank())));
+      rank.barrier();
+    }
+  });
+}
+
+TEST_P(GdaOperations, EachLaneOfAWarpPostsItsOwn) {
+  constexpr int kLanes = 4;
+  const char* const before = std::getenv("MARROW_CPU_LANES");
+  setenv("MARROW_CPU_LANES", "4", 1);
+  for (const bool device_release : {false, true}) {
+    Setting s = setting(2);
+    s.device_release = device_release;
+    run_ranks(s, [](Rank& rank) {
+      constexpr int kRounds = 120;
+      const LocalBufferHandle source = rank.local(kRounds * kLanes * 8);
+      fill(source.local, kRounds * kLanes * 8, static_cast<unsigned>(rank.rank()));
+      Status status[kLanes];
+      launch(Place::cpu(), 1, kLanes, 0, each_lane, rank.comm(), rank.window(), source, kRounds,
+             status);
+      for (const Status each : status) EXPECT_EQ(each, Status::ok) << name(each);
+      rank.barrier();
+      const Gin<Path::gda> gin(rank.comm(), 0);
+      EXPECT_EQ(gin.wait_signal(2, kLanes), Status::ok);
+      EXPECT_EQ(gin.wait_signal(1, kRounds / 4 * kLanes), Status::ok);
+      EXPECT_EQ(gin.wait_counter(1, (kRounds + 4) / 9 * kLanes), Status::ok);
+      EXPECT_TRUE(
+          holds(rank.window().local, kRounds * kLanes * 8, static_cast<unsigned>(1 - rank.rank())));
+      EXPECT_EQ(rank.words()[rank.window().bytes / 8 - 1], kRounds / 5 * (1u + 2 + 3 + 4));
+      rank.barrier();
+      EXPECT_TRUE(rank.queues().errors().empty());
+    });
+  }
+  if (before) {
+    setenv("MARROW_CPU_LANES", before, 1);
+  } else {
+    unsetenv("MARROW_CPU_LANES");
+  }
+}
+
+TEST_P(GdaOperations, ShortWay) {
+  Setting s = setting(2);
+  s.device_release = true;
+  run_ranks(s, [](Rank& rank) {
+    const LocalBufferHandle source = rank.local(1 << 16);
+    fill(source.local, 1 << 16, static_cast<unsigned>(rank.rank()));
+    std::uint64_t round = 0;
+    for (const int count : {1, 10, 300}) {
+      Result r;
+      launch(Place::cpu(), 1, 1, 0, deferred, rank.comm(), rank.window(), source, count, ++round,
+             &r);
+      for (int i = 0; i < 4; ++i) EXPECT_EQ(r.status[i], Status::ok) << i << " count " << count;
+      rank.barrier();
+      EXPECT_TRUE(holds(rank.window().local, static_cast<std::uint64_t>(count) * 8,
                         static_cast<unsigned>(1 - rank.rank())));
       rank.barrier();
     }

@@ -35,11 +35,12 @@ std::map<std::string, Cost> compile(const std::string& name, const std::string& 
       find_nvcc() +
       " -std=c++20 --expt-relaxed-constexpr -DNDEBUG -O3 -gencode arch=compute_90a,code=sm_90a"
       " -Xptxas -v -cubin -I" MARROW_SOURCE_DIR "/include -I" MARROW_SOURCE_DIR "/bench " +
-      options + " -o " + file + ".cubin " MARROW_SOURCE_DIR "/tests/unit/gda_registers_kernels.cu > " +
-      file + ".log 2>&1";
+      options + " -o " + file +
+      ".cubin " MARROW_SOURCE_DIR "/tests/unit/gda_registers_kernels.cu > " + file + ".log 2>&1";
   EXPECT_EQ(std::system(text.c_str()), 0) << text;
   static const std::regex entry(R"(Compiling entry function '_ZN10gda_probes(\d+)(\w+?)E\w*')");
-  static const std::regex spills(R"((\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes)");
+  static const std::regex spills(
+      R"((\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes)");
   static const std::regex used(R"(Used (\d+) registers)");
   std::map<std::string, Cost> found;
   std::ifstream in(file + ".log");

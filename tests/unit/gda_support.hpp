@@ -34,6 +34,8 @@ struct Setting {
   std::uint64_t window_bytes = 1 << 20;
   std::string faults;
   std::uint64_t wait_ns = 20'000'000'000;
+  /// As if everything were in this GPU's memory: puts take their short way.
+  bool device_release = false;
 };
 
 /// One rank's end of everything.
@@ -93,6 +95,10 @@ class Rank {
     queues_ =
         nic_->connect(*bootstrap_, *arena_, requirements, setting.counters ? &counters : nullptr);
     comm_.gda = queues_->device();
+    if (setting.device_release) {
+      for (int i = 0; i < setting.contexts * setting.ranks; ++i)
+        queue(0, i).release = static_cast<std::uint8_t>(GdaRelease::device);
+    }
   }
 
   ~Rank() {

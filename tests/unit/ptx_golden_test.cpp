@@ -14,6 +14,7 @@
 #include <regex>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace {
@@ -223,17 +224,25 @@ TEST_P(PtxGolden, GdaPutOfOneThreadIsOneReleaseThenRecordThenDoorbell) {
 }
 
 TEST_P(PtxGolden, GdaPutOnASharedQueueIsOneReservationAndOneHandOver) {
-  // The line is empty: guess, take, release, record, doorbell, hand over. Whoever has to wait does so in a
+  // The line is empty: guess, take, release, record, doorbell, hand over; once for a lone thread and once for
+  // lanes together (their take stands before the lone thread's release). Whoever has to wait does so in a
   // function of its own.
-  EXPECT_EQ(of("gda_put_block"),
-            (List{kForeignAbi, "ld.relaxed.cta.b64", "ld.acquire.cta.b64", "atom.relaxed.cta.cas.b64",
-                  release("sys"), release("gpu"), "st.relaxed.sys.b32", "st.relaxed.sys.b64",
-                  "st.relaxed.cta.b64", release("cta"), "st.relaxed.cta.b64", "st.relaxed.cta.b64"}));
-  EXPECT_EQ(of("gda_put_device"),
-            (List{kForeignAbi, "ld.relaxed.cta.b64", "ld.acquire.cta.b64", "atom.relaxed.gpu.cas.b64",
-                  release("sys"), release("gpu"), "st.relaxed.sys.b32", "st.relaxed.sys.b64",
-                  "st.relaxed.gpu.b64", release("gpu"), "red.relaxed.gpu.add.u64",
-                  "st.relaxed.cta.b64"}));
+  for (const auto& [kernel, scope, hand_over] :
+       {std::tuple{"gda_put_block", "cta", "st.relaxed.cta.b64"},
+        std::tuple{"gda_put_device", "gpu", "red.relaxed.gpu.add.u64"}}) {
+    const std::string s = scope;
+    const List post{release("gpu"),       "st.relaxed.sys.b32",
+                    "st.relaxed.sys.b64", "st.relaxed." + s + ".b64",
+                    release(s),           hand_over,
+                    "st.relaxed.cta.b64"};
+    List all{kForeignAbi,          "ld.relaxed.cta.b64",
+             "ld.acquire.cta.b64", "atom.relaxed." + s + ".cas.b64",
+             release("sys"),       "atom.relaxed." + s + ".cas.b64"};
+    all.insert(all.end(), post.begin(), post.end());
+    all.push_back(release("sys"));
+    all.insert(all.end(), post.begin(), post.end());
+    EXPECT_EQ(of(kernel), all) << kernel;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Architectures, PtxGolden, testing::Values("90a", "80"),

@@ -29,14 +29,16 @@ __global__ void issue(doca_gpu_dev_verbs_qp* qp, int every, std::uint32_t* log, 
       if (((i + 1) & (every - 1)) == 0) {
         post<kMode, kScope, kOptions>(qp, i * 64ull);
       } else {
-        post<kMode, kScope, kOptions | DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_DB_RINGING>(qp, i * 64ull);
+        post<kMode, kScope, kOptions | DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_DB_RINGING>(qp,
+                                                                                         i * 64ull);
       }
     });
   }
 }
 
 template <auto kMode, auto kScope>
-__global__ void rate(doca_gpu_dev_verbs_qp* qps, int queues, int every, std::uint64_t ns, Rate* out) {
+__global__ void rate(doca_gpu_dev_verbs_qp* qps, int queues, int every, std::uint64_t ns,
+                     Rate* out) {
   const int warps = (static_cast<int>(blockDim.x) + 31) / 32;
   doca_gpu_dev_verbs_qp* qp =
       qps + (static_cast<int>(blockIdx.x) * warps + static_cast<int>(threadIdx.x) / 32) % queues;
@@ -56,11 +58,13 @@ class Queues {
     const Memory& m = memory(Placement::device);
     std::vector<doca_gpu_dev_verbs_qp> image;
     for (int i = 0; i < count; ++i) {
-      image.push_back(gpunetio::make_queue(0x100 + i, kDepth, m.sq[i], reinterpret_cast<std::uint32_t*>(m.record[i]) + 1,
+      image.push_back(gpunetio::make_queue(0x100 + i, kDepth, m.sq[i],
+                                           reinterpret_cast<std::uint32_t*>(m.record[i]) + 1,
                                            m.doorbell[i], m.cq, 1, 0, kFarAhead));
     }
     must(cudaMalloc(&qps, image.size() * sizeof image[0]), "malloc");
-    must(cudaMemcpy(qps, image.data(), image.size() * sizeof image[0], cudaMemcpyHostToDevice), "copy");
+    must(cudaMemcpy(qps, image.data(), image.size() * sizeof image[0], cudaMemcpyHostToDevice),
+         "copy");
   }
   ~Queues() { cudaFree(qps); }
   bool good(bool all_rung) {
@@ -78,7 +82,9 @@ class Queues {
   int count_;
 };
 
-const char* name(int mode) { return mode == kExclusive ? "thread" : mode == kBlock ? "block" : "device"; }
+const char* name(int mode) {
+  return mode == kExclusive ? "thread" : mode == kBlock ? "block" : "device";
+}
 
 template <auto kMode, auto kScope, unsigned kOptions>
 void issue_row(int every, const char* note) {
@@ -107,7 +113,8 @@ void rate_row(int blocks, int threads, int queues, int every) {
   must(cudaGetLastError(), "gpunetio");
   must(cudaDeviceSynchronize(), "gpunetio");
   Row row;
-  row.what = kScope == DOCA_GPUNETIO_VERBS_EXEC_SCOPE_WARP ? "gpunetio rate, put_warp" : "gpunetio rate, put";
+  row.what = kScope == DOCA_GPUNETIO_VERBS_EXEC_SCOPE_WARP ? "gpunetio rate, put_warp"
+                                                           : "gpunetio rate, put";
   row.sharing = name(kMode);
   row.placement = "device";
   row.scope = "device";

@@ -13,9 +13,10 @@ namespace gpunetio {
 /// @param record    send word of the doorbell record
 /// @param cq        completion entry 0
 /// @param consumed  index that all completions below have been seen
-inline doca_gpu_dev_verbs_qp make_queue(std::uint32_t qpn, std::uint32_t depth, void* sq, std::uint32_t* record,
-                                        std::uint64_t* doorbell, void* cq, std::uint32_t cqn,
-                                        std::uint64_t first, std::uint64_t consumed) {
+inline doca_gpu_dev_verbs_qp make_queue(std::uint32_t qpn, std::uint32_t depth, void* sq,
+                                        std::uint32_t* record, std::uint64_t* doorbell, void* cq,
+                                        std::uint32_t cqn, std::uint64_t first,
+                                        std::uint64_t consumed) {
   doca_gpu_dev_verbs_qp q{};
   q.sq_rsvd_index = q.sq_ready_index = q.sq_wqe_pi = first;
   q.sq_num = qpn;

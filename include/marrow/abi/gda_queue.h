@@ -81,8 +81,9 @@ struct alignas(128) GdaQueue {
   std::uint64_t result_state[kGdaResults] = {};  ///< 0, kGdaResultBusy, or an abandoned operation
 };
 static_assert(sizeof(GdaQueue) == 512);
-static_assert(offsetof(GdaQueue, cq) == 32 && offsetof(GdaQueue, guess) == 120 && offsetof(GdaQueue, reserved_index) == 128 &&
-              offsetof(GdaQueue, ready_index) == 192 && offsetof(GdaQueue, completed_index) == 256 &&
+static_assert(offsetof(GdaQueue, cq) == 32 && offsetof(GdaQueue, guess) == 120 &&
+              offsetof(GdaQueue, reserved_index) == 128 && offsetof(GdaQueue, ready_index) == 192 &&
+              offsetof(GdaQueue, completed_index) == 256 &&
               offsetof(GdaQueue, result_state) == 384);
 
 /// In GdaQueue::ready_index.

@@ -24,9 +24,9 @@ MARROW_DEVICE GdaQueue& queue_of(const DeviceCommunicator& comm, int context, in
 MARROW_DEVICE void write_add(const DeviceCommunicator& comm, const Hot& hot, std::uint64_t index,
                              int context, int peer, const Then& then) {
   const GdaQueue& q = queue_of(comm, context, peer);
-  Wqe(hot, index).fetch_add(load_constant(then.window->gda_base + peer) + then.offset,
-                            load_constant(then.window->gda_rkey + peer), then.n, q.sink,
-                            q.sink_lkey);
+  Wqe(hot, index)
+      .fetch_add(load_constant(then.window->gda_base + peer) + then.offset,
+                 load_constant(then.window->gda_rkey + peer), then.n, q.sink, q.sink_lkey);
 }
 
 /// Which lanes post together: for a Thread only itself (a shared queue finds out), for EachLane the warp.
@@ -54,9 +54,8 @@ struct Operations {
   /// @return not ok: nothing was posted
   template <class Coop, class Data, class Write>
   static MARROW_DEVICE Status submit(const DeviceCommunicator& comm, Sharing sharing, int context,
-                                     int peer, Data&& data, std::uint32_t more,
-                                     const Knobs& knobs, Write&& write,
-                                     std::uint64_t* first = nullptr) {
+                                     int peer, Data&& data, std::uint32_t more, const Knobs& knobs,
+                                     Write&& write, std::uint64_t* first = nullptr) {
     GdaQueue& q = queue_of(comm, context, peer);
     if constexpr (Lanes<Coop>::kTogether) {
       return together(comm, sharing, context, peer, q, 1 + more, knobs, write);
@@ -70,7 +69,8 @@ struct Operations {
         case Sharing::thread: return alone(comm, peer, q, data, more, knobs, write, first);
         case Sharing::block:
           return shared<Sharing::block>(comm, peer, q, data(), more, knobs, write, first, 0);
-        default: return shared<Sharing::device>(comm, peer, q, data(), more, knobs, write, first, 0);
+        default:
+          return shared<Sharing::device>(comm, peer, q, data(), more, knobs, write, first, 0);
       }
     }
   }
@@ -108,20 +108,22 @@ struct Operations {
   /// The short way of a put: what it reads is under way at once, since each access takes a lone thread 35
   /// cycles, or 300 after an acquire. Nothing has been posted when the answer is no.
   /// @param plain  whether context, peer and handles may be used; no: the answer is no
-  /// @param bytes  1 .. kChunkBytes
+  /// @param bytes  1 .. kChunkBytes, unless Coop is EachLane
   /// @param word   what SignalAdd adds to, an offset in `sync`; kActs: there is one
   /// @return false: the peer is on another path, there is no room, or the long way is as good
   template <class Coop, bool kActs>
-  static MARROW_DEVICE bool put_directly(bool plain, const DeviceCommunicator& comm, const Context& context,
-                                         int peer, const WindowHandle& window, std::uint64_t offset,
+  static MARROW_DEVICE bool put_directly(bool plain, const DeviceCommunicator& comm,
+                                         const Context& context, int peer,
+                                         const WindowHandle& window, std::uint64_t offset,
                                          std::uint64_t local, std::uint32_t lkey,
-                                         std::uint32_t bytes, const WindowHandle& sync,
+                                         std::uint64_t bytes, const WindowHandle& sync,
                                          std::uint64_t word, std::uint64_t add, bool now) {
     GdaQueue& q = queue_of(comm, context, peer);
     Short put;
     // All ones if the peer is on another path.
     put.valid = plain;
-    put.elsewhere = load_fixed(plain, comm.path + peer) == static_cast<std::uint8_t>(Path::gda) ? 0 : -1;
+    put.elsewhere =
+        load_fixed(plain, comm.path + peer) == static_cast<std::uint8_t>(Path::gda) ? 0 : -1;
     put.hot = load_fixed(plain, reinterpret_cast<const Cell16*>(&q));
     put.remote = load_fixed(plain, window.gda_base + peer) + offset;
     put.rkey = load_fixed(plain, window.gda_rkey + peer);
@@ -135,7 +137,9 @@ struct Operations {
     put.local = local;
     // A parameter of the kernel: as an operand of an addition it costs nothing, loading it 30 cycles.
     put.lkey = lkey + static_cast<std::uint32_t>(put.elsewhere);
-    put.bytes = bytes;
+    put.bytes = static_cast<std::uint32_t>(bytes);
+    // Of EachLane every lane has a length of its own: they agree where they must meet anyway.
+    if constexpr (Lanes<Coop>::kTogether) put.elsewhere |= bytes - 1 < kChunkBytes ? 0 : -1;
     if (!plain) return false;
     switch (context.sharing) {
       case Sharing::thread: return put_own<Coop, kActs>(q, put, now);
@@ -152,8 +156,7 @@ struct Operations {
     std::uint32_t rkey, lkey, bytes, word_rkey, sink_lkey;
     template <bool kActs>
     MARROW_DEVICE void write(const Hot& at_queue, std::uint64_t at, std::int32_t sign) const {
-      WqeWriter<true>(at_queue, at, sign)
-          .transfer(mlx5::kWrite, remote, rkey, local, lkey, bytes);
+      WqeWriter<true>(at_queue, at, sign).transfer(mlx5::kWrite, remote, rkey, local, lkey, bytes);
       if constexpr (kActs)
         WqeWriter<true>(at_queue, at + 1, sign).fetch_add(word, word_rkey, add, sink, sink_lkey);
     }
@@ -180,11 +183,10 @@ struct Operations {
     sign |= static_cast<std::int32_t>(
         (load_data_ahead(&q.completed_index) + hot.mask() + 1 - end) >> 32);
 #endif
-    if constexpr (kTogether) {
-      if (lanes * kEach > (hot.mask() + 1) >> 1) return false;
-    }
+    if constexpr (kTogether) sign |= lanes * kEach > (hot.mask() + 1) >> 1 ? -1 : 0;
     put.template write<kActs>(hot, at, sign);
-    if (__builtin_expect(sign < 0, false)) return false;
+    const bool no = kTogether ? warp_ballot(full_mask(), sign < 0) != 0 : sign < 0;
+    if (__builtin_expect(no, false)) return false;
     const Bell bell(load_fixed(put.valid, reinterpret_cast<const Cell16*>(&q) + 1));
     if constexpr (kTogether) {
       warp_sync(full_mask());  // the lanes' entries, and their reads of the index, happen before
@@ -203,7 +205,9 @@ struct Operations {
     constexpr std::uint32_t kEach = kActs ? 2 : 1;
     const typename Queue::Guess guess(q);
     const Bell bell(load_fixed(put.valid, reinterpret_cast<const Cell16*>(&q) + 1));
-    if (__builtin_expect(put.elsewhere, 0)) return false;
+    const bool no = Lanes<Coop>::kTogether ? warp_ballot(full_mask(), put.elsewhere != 0) != 0
+                                           : put.elsewhere != 0;
+    if (__builtin_expect(no, false)) return false;
     const Hot hot(put.hot);
     if constexpr (!Lanes<Coop>::kTogether) {
       if (converged_lanes() == 1u << lane_index()) {  // a lone thread: nothing to agree about
@@ -223,12 +227,11 @@ struct Operations {
         return true;
       }
     }
-    const Range range =
-        Queue::take_here(q, hot.mask(), guess, kEach, Lanes<Coop>::mask());
+    const Range range = Queue::take_here(q, hot.mask(), guess, kEach, Lanes<Coop>::mask());
     if (__builtin_expect(range.at == kNoRoom, false)) return false;
     put.template write<kActs>(hot, range.at, 0);
-    Queue::template publish_here<RingScope::loop>(hot, bell, q, range.at, kEach, range.group, range.role, now,
-                        Queue::patience(wait_ns));
+    Queue::template publish_here<RingScope::loop>(hot, bell, q, range.at, kEach, range.group,
+                                                  range.role, now, Queue::patience(wait_ns));
     return true;
   }
 
@@ -291,8 +294,7 @@ struct Operations {
     const std::uint32_t below = mask & ((1u << lane_index()) - 1);
     write(hot, begin + static_cast<std::uint32_t>(count_lanes(below)) * n, 0);
     warp_sync(mask);  // the lanes' entries, and their reads of the index, happen before
-    if (below == 0)
-      Own::publish_own(hot, q, begin, begin + total, knobs.doorbell == Doorbell::now);
+    if (below == 0) Own::publish_own(hot, q, begin, begin + total, knobs.doorbell == Doorbell::now);
     warp_sync(mask);  // the index is the new one for whoever of us posts next
     return Status::ok;
   }
@@ -391,8 +393,7 @@ struct Operations {
           std::uint32_t payload[7] = {};
           const auto* from = static_cast<const std::uint8_t*>(value);
           for (std::uint32_t i = 0; i < 24; ++i) {
-            if (i < bytes)
-              payload[i >> 2] |= static_cast<std::uint32_t>(from[i]) << (8 * (i & 3));
+            if (i < bytes) payload[i >> 2] |= static_cast<std::uint32_t>(from[i]) << (8 * (i & 3));
           }
           Wqe(q, at).write_inline(load_constant(window.gda_base + peer) + offset,
                                   load_constant(window.gda_rkey + peer), payload, bytes);

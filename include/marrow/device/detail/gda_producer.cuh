@@ -39,7 +39,8 @@ inline constexpr std::uint64_t kNoRoom = ~std::uint64_t{0};
 /// A ring half full of deferred entries would leave no room for the one that rings, so whoever crosses
 /// the middle or the end of the ring rings.
 MARROW_DEVICE bool crosses(std::uint32_t mask, std::uint64_t begin, std::uint64_t end) {
-  return ((static_cast<std::uint32_t>(begin) ^ static_cast<std::uint32_t>(end)) & ~(mask >> 1)) != 0;
+  return ((static_cast<std::uint32_t>(begin) ^ static_cast<std::uint32_t>(end)) & ~(mask >> 1)) !=
+         0;
 }
 
 /// One release for all entries below `end`, then record, then doorbell. It meets the NIC's read of the
@@ -179,8 +180,8 @@ struct Producer : Consumer<kSharing> {
   }
 
   /// For one thread alone; n entries from range.at on.
-  static MARROW_DEVICE void publish_alone(GdaQueue& q, const Range& range, std::uint32_t n, bool now,
-                                          std::uint32_t patience) {
+  static MARROW_DEVICE void publish_alone(GdaQueue& q, const Range& range, std::uint32_t n,
+                                          bool now, std::uint32_t patience) {
     if constexpr (kExclusive) {
       (void)patience;
       publish_own(Hot(q), q, range.at, range.at + n, now);
@@ -204,8 +205,8 @@ struct Producer : Consumer<kSharing> {
       if (range->at != kNoRoom) return Status::ok;
     }
     if (deadline.ns) comm.wait_ns = deadline.ns;
-    const std::int64_t got = watch ? wait_for_room_watching(comm, peer, q, n, *watch)
-                                   : wait_for_room(comm, peer, q, n);
+    const std::int64_t got =
+        watch ? wait_for_room_watching(comm, peer, q, n, *watch) : wait_for_room(comm, peer, q, n);
     if (got < 0) return static_cast<Status>(-got);
     *range = {static_cast<std::uint64_t>(got), self, kAlone | kLead};
     if constexpr (kExclusive) q.reserved_index = range->at + n;
@@ -359,8 +360,7 @@ struct Producer : Consumer<kSharing> {
   }
 
   /// The lowest lane's index, and each lane's own part of the range.
-  static MARROW_DEVICE std::uint64_t share(std::uint32_t group, std::uint64_t at,
-                                           std::uint32_t n) {
+  static MARROW_DEVICE std::uint64_t share(std::uint32_t group, std::uint64_t at, std::uint32_t n) {
     at = warp_shuffle(group, at, lowest_lane(group));
     const std::uint32_t below = group & ((1u << lane_index()) - 1);
     return at == kNoRoom ? at : at + static_cast<std::uint32_t>(count_lanes(below)) * n;

@@ -313,16 +313,15 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window,
     bool plain = (status_ == Status::ok) &
                  (static_cast<unsigned>(peer.value) < static_cast<unsigned>(team.size)) &
                  (window.abi == kAbiVersion) & (source.abi == kAbiVersion) &
-                 (bytes - 1 < detail::gda::kChunkBytes) &
+                 (std::is_same_v<Coop, EachLane> || bytes - 1 < detail::gda::kChunkBytes) &
                  (comm_.connected >> static_cast<int>(Path::gda) & 1);
     if constexpr (kActs) {
       plain = plain & (static_cast<unsigned>(action.id) < static_cast<unsigned>(comm_.signals)) &
               (comm_.atomic_path == Path::gda);
     }
-    if constexpr (std::is_same_v<Coop, EachLane>) plain = !warp_ballot(full_mask(), !plain);
     if (detail::gda::Operations::put_directly<Coop, kActs>(
             plain, comm_, context_, team.world_rank(peer.value), window, offset,
-            source.gda_local + source_offset, source.gda_lkey, static_cast<std::uint32_t>(bytes),
+            source.gda_local + source_offset, source.gda_lkey, bytes,
             comm_.sync[static_cast<int>(Path::gda)], static_cast<std::uint64_t>(action.id) * 8,
             action.n, knobs.doorbell == Doorbell::now)) {
       return Status::ok;

@@ -207,7 +207,8 @@ class PathGda {
 
   static MARROW_DEVICE Status fetch(const DeviceCommunicator& comm, Context context, int peer,
                                     const FetchOp& op, std::uint64_t* old, const Knobs& knobs) {
-    return by_sharing(context.sharing, [&](auto on) { return on.fetch(comm, context, peer, op, old, knobs); });
+    return by_sharing(context.sharing,
+                      [&](auto on) { return on.fetch(comm, context, peer, op, old, knobs); });
   }
 
   static MARROW_DEVICE Ticket ticket(const DeviceCommunicator& comm, Context context, int peer) {
@@ -216,12 +217,14 @@ class PathGda {
 
   static MARROW_DEVICE Status test(const DeviceCommunicator& comm, Context context, int peer,
                                    Ticket ticket) {
-    return by_sharing(context.sharing, [&](auto on) { return on.test(comm, context, peer, ticket); });
+    return by_sharing(context.sharing,
+                      [&](auto on) { return on.test(comm, context, peer, ticket); });
   }
 
-  static MARROW_DEVICE Status flush_remote(const DeviceCommunicator& comm, Context context, int peer,
-                                           const Knobs& knobs) {
-    return by_sharing(context.sharing, [&](auto on) { return on.flush_remote(comm, context, peer, knobs); });
+  static MARROW_DEVICE Status flush_remote(const DeviceCommunicator& comm, Context context,
+                                           int peer, const Knobs& knobs) {
+    return by_sharing(context.sharing,
+                      [&](auto on) { return on.flush_remote(comm, context, peer, knobs); });
   }
 };
 

@@ -50,13 +50,22 @@ MARROW_DEVICE std::uint32_t full_mask() {
   return lanes >= 32 ? 0xffffffffu : (1u << lanes) - 1;
 }
 MARROW_DEVICE std::uint32_t converged_lanes() { return __activemask(); }
-MARROW_DEVICE void warp_sync(std::uint32_t mask) { __syncwarp(mask); }
+// With a mask that nvcc does not know, each of these is a loop over differing masks, 60 cycles; so the whole
+// warp, the usual case, has one of its own.
+inline constexpr std::uint32_t kWholeWarp = 0xffffffffu;
+MARROW_DEVICE void warp_sync(std::uint32_t mask) {
+  if (mask == kWholeWarp) {
+    __syncwarp(kWholeWarp);
+  } else {
+    __syncwarp(mask);
+  }
+}
 MARROW_DEVICE std::uint32_t warp_ballot(std::uint32_t mask, bool p) {
-  return __ballot_sync(mask, p);
+  return mask == kWholeWarp ? __ballot_sync(kWholeWarp, p) : __ballot_sync(mask, p);
 }
 template <class T>
 MARROW_DEVICE T warp_shuffle(std::uint32_t mask, T value, int lane) {
-  return __shfl_sync(mask, value, lane);
+  return mask == kWholeWarp ? __shfl_sync(kWholeWarp, value, lane) : __shfl_sync(mask, value, lane);
 }
 template <class T>
 MARROW_DEVICE std::uint32_t warp_match(std::uint32_t mask, T value) {
@@ -263,14 +272,14 @@ MARROW_DEVICE Cell16 load_constant(const Cell16* p) {
 
 /// The same words, 0 if not `valid`. Not volatile: a loop keeps what it loaded, so nvcc moves this in front
 /// of it and of the branch that says whether p is valid; hence the condition.
-#define MARROW_GPU_FIXED(TYPE, PTX, REGISTER, WIDE)                                             \
-  MARROW_DEVICE TYPE load_fixed(bool valid, const TYPE* p) {                                    \
-    WIDE v;                                                                                     \
-    asm("{.reg .pred q; setp.ne.u32 q, %2, 0; mov." REGISTER " %0, 0; @q ld.global." PTX        \
-        " %0, [%1];}"                                                                           \
-        : "=" MARROW_GPU_CONSTRAINT_##WIDE(v)                                                   \
-        : "l"(__cvta_generic_to_global(p)), "r"(static_cast<std::uint32_t>(valid)));            \
-    return static_cast<TYPE>(v);                                                                \
+#define MARROW_GPU_FIXED(TYPE, PTX, REGISTER, WIDE)                                      \
+  MARROW_DEVICE TYPE load_fixed(bool valid, const TYPE* p) {                             \
+    WIDE v;                                                                              \
+    asm("{.reg .pred q; setp.ne.u32 q, %2, 0; mov." REGISTER " %0, 0; @q ld.global." PTX \
+        " %0, [%1];}"                                                                    \
+        : "=" MARROW_GPU_CONSTRAINT_##WIDE(v)                                            \
+        : "l"(__cvta_generic_to_global(p)), "r"(static_cast<std::uint32_t>(valid)));     \
+    return static_cast<TYPE>(v);                                                         \
   }
 using FixedWord = std::uint32_t;
 using FixedLong = std::uint64_t;
