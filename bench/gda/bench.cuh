@@ -60,9 +60,17 @@ const std::vector<Row>& rows();
 
 /// Compares ring, record and doorbell of queue q with `posted` WRITEs of one block each.
 /// @param qpn  as in the WQE, not swapped
-bool verify(Placement placement, int q, std::uint64_t posted, std::uint32_t qpn,
-            bool every_block = true);
+bool verify(Placement placement, int q, std::uint64_t posted, std::uint32_t qpn, bool every_block = true,
+            bool bell_too = true);
 
+/// One put in an otherwise empty kernel.
+struct Cost {
+  std::string what;
+  int registers, stack, blocks_per_sm;  ///< stack in bytes; blocks of 128 threads
+};
+void add_cost(Cost cost);
+
+void probe_rows();
 void marrow_rows();
 void unchecked_rows();
 void floor_rows();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "marrow_kernels.cuh"
+#include "probe_kernels.cuh"
 
 namespace gda_bench {
 namespace {
@@ -14,7 +15,29 @@ void by_placement() {
                                         "sharing mode known at run time");
 }
 
+template <class Kernel>
+void probe_row(const char* what, Kernel kernel) {
+  cudaFuncAttributes a{};
+  must(cudaFuncGetAttributes(&a, kernel), what);
+  int blocks = 0;
+  must(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 128, 0), what);
+  add_cost({what, a.numRegs, static_cast<int>(a.localSizeBytes), blocks});
+}
+
 }  // namespace
+
+void probe_rows() {
+  probe_row("exclusive put, bounded to 24 registers", gda_probes::exclusive_put_24);
+  probe_row("exclusive put", gda_probes::exclusive_put);
+  probe_row("exclusive put_value", gda_probes::exclusive_put_value);
+  probe_row("exclusive signal", gda_probes::exclusive_signal);
+  probe_row("exclusive put + signal", gda_probes::exclusive_put_signal);
+  probe_row("exclusive put, each lane", gda_probes::exclusive_put_each_lane);
+  probe_row("block-shared put", gda_probes::block_shared_put);
+  probe_row("device-shared put", gda_probes::device_shared_put);
+  probe_row("put, sharing mode known at run time", gda_probes::any_sharing_put);
+  probe_row("none: a kernel that only links Marrow", gda_probes::unrelated);
+}
 
 void marrow_rows() {
   by_placement<Sharing::thread>();

@@ -67,13 +67,14 @@ class Queues {
          "copy");
   }
   ~Queues() { cudaFree(qps); }
-  bool good(bool all_rung) {
+  /// @param bell_too  the last doorbell is that of the last entry. put_warp's is an earlier one (seen with 2.0.1:
+  ///                  it rings for its first lane's entry)
+  bool good(bool all_rung, bool bell_too) {
     std::vector<doca_gpu_dev_verbs_qp> image(count_);
     must(cudaMemcpy(image.data(), qps, count_ * sizeof image[0], cudaMemcpyDeviceToHost), "copy");
     bool ok = true;
-    for (int i = 0; i < count_; ++i) {
-      if (all_rung) ok = ok && verify(Placement::device, i, image[i].sq_rsvd_index, 0x100 + i);
-    }
+    for (int i = 0; i < count_ && all_rung; ++i)
+      ok = verify(Placement::device, i, image[i].sq_rsvd_index, 0x100 + i, true, bell_too) && ok;
     return ok;
   }
   doca_gpu_dev_verbs_qp* qps = nullptr;
@@ -101,7 +102,7 @@ void issue_row(int every, const char* note) {
   row.batch = kWarp ? "32 a call" : every == 1 ? "1" : "32";
   row.threads = kWarp ? 32 : 1;
   row.note = note;
-  row.verified = q.good(true);
+  row.verified = q.good(true, !kWarp);
   add_times(std::move(row), kCalls);
 }
 
@@ -121,7 +122,7 @@ void rate_row(int blocks, int threads, int queues, int every) {
   row.batch = every == 1 ? "1" : "32";
   row.threads = blocks * threads;
   row.queues = queues;
-  row.verified = q.good(every == 1);
+  row.verified = q.good(every == 1, kScope != DOCA_GPUNETIO_VERBS_EXEC_SCOPE_WARP);
   add_rate(std::move(row));
 }
 

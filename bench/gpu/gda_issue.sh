@@ -1,0 +1,25 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# What a post on the gda path costs on this machine's first GPU: checks each row's queues, measures, prints the
+# figures that have a limit and writes OUT/gda-issue.json (bench/schema.json). No NIC, no engine.
+#   bench/gpu/gda_issue.sh BUILD [OUT]     BUILD: a build tree with marrow_gda_issue, or a folder with it
+#   COMMIT=...                             what the figures are of; default: git's
+set -u
+build=${1:?usage: bench/gpu/gda_issue.sh BUILD [OUT]}
+out=${2:-gpu-results}
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$out"
+program=
+for folder in "$build" "$build/bin"; do
+  [ -x "$folder/marrow_gda_issue" ] && program=$folder/marrow_gda_issue
+done
+if [ -z "$program" ]; then
+  echo "no marrow_gda_issue in $build. Next: cmake --build $build --target marrow_gda_issue" >&2
+  exit 2
+fi
+commit=${COMMIT:-$(git -C "$here" describe --always --dirty --exclude '*' 2>/dev/null || echo unknown)}
+timeout 100 "$program" --json "$out/gda-issue-rows.json"
+status=$?
+[ $status = 77 ] && echo "skipped: no GPU" && exit 77
+python3 "$here/../gda/report.py" "$out/gda-issue-rows.json" "$out/gda-issue.json" "$commit" || status=1
+exit $status
