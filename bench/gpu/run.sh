@@ -3,7 +3,8 @@
 # Checks, then measures, on a machine with 2 or more GPUs; the last lines are a table against the floor kernels of
 # the same run, and OUT/lsa.json holds all figures (bench/schema.json).
 #   bench/gpu/run.sh BUILD [OUT]       BUILD: a build tree, or a folder with its programs
-#   SECONDS_PER_MATRIX=20 QUICK=1      how long each conformance matrix runs; QUICK skips them
+#   SECONDS_PER_MATRIX=240 QUICK=1     how long each conformance matrix runs; QUICK skips them
+#   NO_FIGURES=1                       checks only
 #   REPEAT=3                           how often the figures that have a limit are taken; the table has the median
 # Every kernel has a deadline of its own and every program a time limit here.
 set -u
@@ -24,11 +25,11 @@ step() {  # step LIMIT PROGRAM ARGS...: prints what failed
   local limit=$1 log="$out/step.log"; shift
   if timeout "$limit" "$@" > "$log" 2>&1; then
     echo "ok    $(basename "$1") ${*:2}" | cut -c1-150
-    grep -E "passed,|torn|not started" "$log" | tail -1
+    grep -E "[0-9] passed,|torn|not started" "$log" | tail -20
   else
     local status=$?
     [ $status = 77 ] && echo "skip  $(basename "$1") ${*:2}" && return
-    echo "FAIL  $(basename "$1") ${*:2} (status $status)"; tail -15 "$log"; failed=1
+    echo "FAIL  $(basename "$1") ${*:2} (status $status)"; grep -A7 "^FAIL:" "$log" | cut -c1-250 | head -70; tail -15 "$log" | cut -c1-200; failed=1
   fi
 }
 
@@ -40,23 +41,30 @@ echo "== checks"
 step 120 "$(find_program memory_test)"
 step 110 "$(find_program cells_litmus_test)" "${LITMUS_SECONDS:-1.5}" --json "$out/cells.json"
 if [ -z "${QUICK:-}" ]; then
-  limit=${SECONDS_PER_MATRIX:-20}
-  for path in lsa gda proxy mixed; do
-    memory=host; [ $path = lsa ] && memory=device,host
-    for as in threads processes; do
-      step $((limit + 60)) "$conformance" --matrix pairwise --matrix-seed "${MATRIX_SEED:-1}" --seconds "$limit" --gpus "$gpus" --path $path --as $as --memory $memory
-    done
+  # Every pair of values for each path, ranks as threads (several a GPU where there are more than GPUs) and as
+  # processes, in every memory that the path reaches; then more ranks a GPU.
+  limit=${SECONDS_PER_MATRIX:-240}
+  step $((limit + 60)) "$conformance" --matrix pairwise --each path --matrix-seed "${MATRIX_SEED:-1}" \
+    --seconds "$limit" --gpus "$gpus" --verbose --totals --json "$out/conformance-pairs.json"
+  cp "$out/step.log" "$out/conformance-pairs.log"
+  step $((limit + 60)) "$conformance" --matrix pairwise --matrix-seed "${MATRIX_SEED:-1}" --ranks 4,8 --as threads \
+    --seconds "$limit" --gpus "$gpus" --verbose --totals --json "$out/conformance-ranks.json"
+  cp "$out/step.log" "$out/conformance-ranks.log"
+  # A slot used a thousand times; an exact sum over three paths.
+  for path in lsa gda proxy; do
+    step 100 "$conformance" --case put_signal --path "$path" --memory host --iterations 1000 --delay 20
   done
-  # Two ranks a GPU, as threads.
-  step $((limit + 60)) "$conformance" --matrix pairwise --seconds "$limit" --gpus "$gpus" --ranks $((2 * gpus)) --as threads --path lsa --memory device
+  step 100 "$conformance" --case exact_sum --path mixed --memory host --ranks 4 --count 200000 --sharing block
   step 60 "$marrow" demo --place gpu --ranks $((2 * gpus))
 fi
+[ -n "${NO_FIGURES:-}" ] && exit $failed
 
 echo "== figures"
 perf() { step 60 "$marrow" perf "$1" --place gpu "${@:3}" --json "$out/perf-$2.json"; }
 for ((i = 1; i <= ${REPEAT:-3}; ++i)); do
   step 60 "$floor" --json "$out/floor-$i.json"
   # Small and large apart: where in memory a word lies changes its latency by 0.1 us.
+  perf floor floor-$i --path lsa
   perf put put-$i --path lsa --sizes 8,1K,64K
   perf put put-large-$i --path lsa --sizes 1M,64M
   perf put put-processes-$i --path lsa --processes --sizes 8,1K

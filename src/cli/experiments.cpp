@@ -15,6 +15,8 @@ const std::vector<Experiment>& experiments() {
       {"signal", "strong signal alone", "", 2, run_signal},
       {"packet", "8 bytes that carry their own arrival flag; larger sizes are several packets",
        "8,64,1K", 2, run_packet},
+      {"floor", "put + strong signal, 8 B, beside plain stores on the same memory, in turns (lsa)",
+       "", 2, run_floor},
       {"barrier", "barrier of all ranks that also orders puts", "", 1, run_barrier},
       {"alltoall", "every rank sends a chunk to every rank, launch included", "1K,64K,1M", 1,
        run_all_to_all},

@@ -51,6 +51,7 @@ void run_put_value(ExperimentContext&);
 void run_get(ExperimentContext&);
 void run_signal(ExperimentContext&);
 void run_packet(ExperimentContext&);
+void run_floor(ExperimentContext&);
 void run_barrier(ExperimentContext&);
 void run_all_to_all(ExperimentContext&);
 

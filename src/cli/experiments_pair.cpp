@@ -84,12 +84,12 @@ PerfLine ping(ExperimentContext& x, Bench& bench, Ping kind, const std::string& 
   if (x.comm.rank() == 0) x.progress.at(what + ", " + bytes_text(bytes));
   std::vector<double> us =
       bench.ping_pong(kind, bytes, iterations, warmup_of(x, iterations), threads);
-  const bool moved = kind != Ping::put || !bench.plays() ||
+  const bool moved = (kind != Ping::put && kind != Ping::floor) || !bench.plays() ||
                      holds_pattern_of(x.comm, bench.peer(), bench.window_data(), bytes);
   const bool verified = everywhere(x.comm, moved);
   line.time = figure(path_use(x.comm, bench.peer()), what, "us", std::move(us), kHalf);
   line.time.parameters = describe(bytes, iterations, {1, threads});
-  if (kind == Ping::put) line.time.verified = verified;
+  if (kind == Ping::put || kind == Ping::floor) line.time.verified = verified;
   return line;
 }
 
@@ -204,6 +204,29 @@ void run_packet(ExperimentContext& x) {
     PerfLine line = ping(x, bench, Ping::packet, "packet latency", bytes, threads);
     line.time.verified = true;  // the kernel compares every value; a wrong one ends the run
     if (x.comm.rank() == 0) x.lines.push_back(std::move(line));
+  }
+}
+
+void run_floor(ExperimentContext& x) {
+  const bool gpu = x.comm.place().on_gpu();
+  const bool lsa = x.comm.peers().at(x.comm.rank() == 0 ? 1 : 0).path == Path::lsa;
+  if (!everywhere(x.comm, lsa || x.comm.rank() > 1)) {
+    throw UsageError("perf floor: ranks 0 and 1 must be on the lsa path; give --path lsa.");
+  }
+  // The smallest window, and one that shares its pages with nothing.
+  const std::uint64_t large = gpu ? std::uint64_t{64} << 20 : std::uint64_t{1} << 20;
+  for (const std::uint64_t window : {std::uint64_t{64}, large}) {
+    Bench bench(x.comm, window, 0, memory_of(x));
+    for (int turn = 0; turn < 7; ++turn) {
+      for (const Ping kind : {Ping::put, Ping::floor}) {
+        PerfLine line =
+            ping(x, bench, kind, kind == Ping::put ? "put latency" : "floor: put + signal", 8, 1);
+        if (x.comm.rank() != 0) continue;
+        line.time.parameters.emplace_back("window", static_cast<std::int64_t>(window));
+        line.time.note = "put, floor, put, floor, ...: one after the other, on the same memory";
+        x.lines.push_back(std::move(line));
+      }
+    }
   }
 }
 

@@ -39,8 +39,10 @@ std::vector<double> Bench::ping_pong(Ping ping, std::uint64_t bytes, int iterati
     a.first = first();
     a.log = log.log();
     const bool lsa = comm_.peers().at(static_cast<std::size_t>(peer())).path == Path::lsa;
-    const auto launch = threads == 1 ? (lsa ? launch_ping_pong_lsa_thread : launch_ping_pong_thread)
-                                     : (lsa ? launch_ping_pong_lsa_block : launch_ping_pong_block);
+    const auto launch = ping == Ping::floor ? launch_floor
+                        : threads == 1
+                            ? (lsa ? launch_ping_pong_lsa_thread : launch_ping_pong_thread)
+                            : (lsa ? launch_ping_pong_lsa_block : launch_ping_pong_block);
     launch(comm_.place(), {1, threads}, a);
     log.finish(comm_, "a ping-pong");
     if (first()) {

@@ -16,6 +16,11 @@ SymmetricBlock::SymmetricBlock(CommunicatorState& comm, memory::Arena& arena,
   handle_.local = block.device;
   handle_.atomic_path = comm.plan().atomic;
   handle_.host_memory = block.kind == Memory::host;
+  // Updates by several GPUs over PCIe are reads and writes: they lose each other's. A CPU thread reaches no
+  // GPU memory. Sync memory (signals) is where its path can update it.
+  const bool gpu = comm.place().on_gpu();
+  handle_.no_atomics = (gpu && handle_.atomic_path == Path::lsa && block.kind == Memory::host) ||
+                       (handle_.atomic_path == Path::proxy && !block.host);
   try {
     if (paths_ & bit(Path::lsa)) map_peers();
     // Kernels load the peer's entry before they know its path: the table is always there.

@@ -13,8 +13,8 @@ import pytest
 from conftest import ROOT, SCHEMA
 
 QUICK = ("--iterations", 20)
-OPERATIONS = {"put": "8,1K", "put_value": "8,24", "get": "8,4K", "signal": None, "packet": "8,64", "barrier": None,
-              "alltoall": "1K,1M"}
+OPERATIONS = {"put": "8,1K", "put_value": "8,24", "get": "8,4K", "signal": None, "packet": "8,64", "floor": None,
+              "barrier": None, "alltoall": "1K,1M"}
 
 
 def test_help_has_examples_and_every_command(marrow):

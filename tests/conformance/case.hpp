@@ -56,15 +56,17 @@ MARROW_HOST_DEVICE constexpr std::uint64_t slot_stride(std::uint64_t bytes) {
 }
 
 enum Trait : unsigned {
-  kSized = 1,         ///< message size, alignment and kind of source matter
-  kGrouped = 2,       ///< runs as thread, warp and block
-  kTwoContexts = 4,   ///< needs at least two contexts
-  kManyPosters = 8,   ///< all threads post at once, as far as the sharing mode allows
-  kCheckThrows = 16,  ///< Communicator::check() must throw afterwards
-  kCounted = 32,      ///< `count` is the row's --count
-  kLsaOnly = 64,      ///< plain loads and stores: only on the lsa path
-  kNotSelf = 128,     ///< needs a peer
-  kReports = 256,     ///< a MARROW_CHECKED build reports violations, so that check() throws there
+  kSized = 1,          ///< message size, alignment and kind of source matter
+  kGrouped = 2,        ///< runs as thread, warp and block
+  kTwoContexts = 4,    ///< needs at least two contexts
+  kManyPosters = 8,    ///< all threads post at once, as far as the sharing mode allows
+  kCheckThrows = 16,   ///< Communicator::check() must throw afterwards
+  kCounted = 32,       ///< `count` is the row's --count
+  kLsaOnly = 64,       ///< plain loads and stores: only on the lsa path
+  kNotSelf = 128,      ///< needs a peer
+  kReports = 256,      ///< a MARROW_CHECKED build reports violations, so that check() throws there
+  kWindowWords = 512,  ///< adds to words of a window: not in every memory on GPUs
+  kSelfTest = 1024,    ///< fails on purpose; only when it is named
 };
 
 struct Case {

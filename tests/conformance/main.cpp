@@ -1,29 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow_conformance: runs rows. The parent only starts workers and sleeps until they end or are late:
-// a stuck case is killed and named, never waited for.
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
+// marrow_conformance: runs rows. The parent only starts workers, hands them rows and sleeps until they answer
+// or are late: a stuck case is killed and named, never waited for, and the next row gets new workers.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <map>
+#include <memory>
 #include <string>
-#include <thread>
 
 #include "conformance/machine.hpp"
-#include "conformance/row.hpp"
-
-#if !defined(MARROW_CONFORMANCE_GPU)
-#define MARROW_CONFORMANCE_GPU 0
-#endif
+#include "conformance/workers.hpp"
 
 namespace marrow::conformance {
 namespace {
@@ -36,6 +25,8 @@ constexpr int kRowSeconds = 50;
 #else
 constexpr int kRowSeconds = 40;
 #endif
+// On a GPU a process takes as long to start as twenty rows do.
+constexpr int kBatch = kGpu ? 1000 : 16;
 
 constexpr const char* kUsage =
     "usage: marrow_conformance [--KEY VALUE ...]                one row\n"
@@ -43,11 +34,15 @@ constexpr const char* kUsage =
     "  --list             the cases and the keys\n"
     "  --rows             print the rows of the matrix, run none\n"
     "  --shard I/N        only every N-th row, from I on (0 to N-1)\n"
+    "  --each KEY         the matrix once for each value of KEY\n"
+    "  --batch N          rows that one process runs, one after the other\n"
     "  --seconds N        start no row after N seconds\n"
     "  --row-seconds N    a row that takes longer is stuck\n"
     "  --matrix-seed N    another covering of the same pairs\n"
     "  --expect-failure   succeed when at least one row fails: for planted bugs\n"
-    "  --verbose          a line a row\n";
+    "  --verbose          a line a row\n"
+    "  --totals           a line for each path, kind of ranks and memory\n"
+    "  --json FILE        those totals as rows of bench/schema.json\n";
 
 struct Options {
   std::string matrix;
@@ -56,10 +51,13 @@ struct Options {
   int shards = 1;
   int seconds = 0;
   int row_seconds = kRowSeconds;
+  int batch = kBatch;
+  std::string each;
+  std::string json;
   std::uint64_t matrix_seed = 1;
   int worker = -2;  ///< -1: all ranks as threads
   std::string folder;
-  bool list = false, rows = false, expect_failure = false, verbose = false;
+  bool list = false, rows = false, expect_failure = false, verbose = false, totals = false;
 };
 
 Options parse(int argc, char** argv) {
@@ -76,6 +74,8 @@ Options parse(int argc, char** argv) {
       options.expect_failure = true;
     } else if (key == "verbose") {
       options.verbose = true;
+    } else if (key == "totals") {
+      options.totals = true;
     } else if (i + 1 >= argc) {
       throw UsageError{word + " needs a value"};
     } else {
@@ -93,6 +93,12 @@ Options parse(int argc, char** argv) {
         options.seconds = std::atoi(value.c_str());
       } else if (key == "row-seconds") {
         options.row_seconds = std::atoi(value.c_str());
+      } else if (key == "batch") {
+        options.batch = std::max(1, std::atoi(value.c_str()));
+      } else if (key == "each") {
+        options.each = value;
+      } else if (key == "json") {
+        options.json = value;
       } else if (key == "matrix-seed") {
         options.matrix_seed = std::strtoull(value.c_str(), nullptr, 0);
       } else if (key == "worker") {
@@ -120,7 +126,7 @@ void print_list() {
 std::vector<Row> rows_of(const Options& options) {
   if (options.matrix.empty()) {
     Row row;
-    if (MARROW_CONFORMANCE_GPU) {
+    if (kGpu) {
       row.set("gpus", std::to_string(gpu_count()));
       row.set("block", "128");
     }
@@ -131,12 +137,14 @@ std::vector<Row> rows_of(const Options& options) {
   for (const Parameter& p : parameters()) {
     std::string list = p.matrix;
     if (std::strcmp(p.name, "case") == 0) {
-      for (const Case& c : cases()) list += (list.empty() ? "" : ",") + std::string(c.name);
-    } else if (MARROW_CONFORMANCE_GPU) {
-      if (std::strcmp(p.name, "block") == 0) list = "128";
+      for (const Case& c : cases()) {
+        if (!(c.traits & kSelfTest)) list += (list.empty() ? "" : ",") + std::string(c.name);
+      }
+    } else if (kGpu) {
+      if (std::strcmp(p.name, "block") == 0) list = "32,128";
       if (std::strcmp(p.name, "lanes") == 0) list = "1";
-      if (std::strcmp(p.name, "far") == 0) list = "0";
-      if (std::strcmp(p.name, "group") == 0) list = "block";
+      if (std::strcmp(p.name, "bytes") == 0) list += ",65552";  // enough for bulk copies
+      if (std::strcmp(p.name, "memory") == 0) list = "device,host";
       if (std::strcmp(p.name, "gpus") == 0) list = std::to_string(gpu_count());
     }
     for (const auto& [key, value] : options.given) {
@@ -148,10 +156,29 @@ std::vector<Row> rows_of(const Options& options) {
   for (const auto& [key, value] : options.given) {
     if (key != "case") Row().set(key, value);  // an unknown key is an error here too
   }
-  const std::vector<Row> all = options.matrix == "full" ? product(columns, options.matrix_seed)
-                                                        : pairwise(columns, options.matrix_seed);
+  const auto covering = [&](const Columns& c) {
+    return options.matrix == "full" ? product(c, options.matrix_seed)
+                                    : pairwise(c, options.matrix_seed);
+  };
+  std::vector<Row> all;
+  if (options.each.empty()) {
+    all = covering(columns);
+  } else {
+    if (std::none_of(columns.begin(), columns.end(),
+                     [&](const auto& column) { return column.first == options.each; }))
+      throw UsageError{"--each takes a key, not " + options.each};
+    for (auto& [key, values] : columns) {
+      if (key != options.each) continue;
+      const std::vector<std::string> listed = values;
+      for (const std::string& value : listed) {
+        values = {value};
+        for (Row& row : covering(columns)) all.push_back(std::move(row));
+      }
+    }
+  }
   std::vector<Row> rows;
   for (std::size_t i = options.shard; i < all.size(); i += options.shards) {
+    if (!possible(all[i])) continue;
     rows.push_back(all[i]);
     Row& row = rows.back();
     // Two processes on one GPU take turns in slices and spin through each other's.
@@ -160,112 +187,101 @@ std::vector<Row> rows_of(const Options& options) {
   return rows;
 }
 
-int work(const Options& options) {
-  Row row;
-  for (const auto& [key, value] : options.given) row.set(key, value);
-  const std::string id_file = options.folder + "/id";
-  if (options.worker >= 0) {
-    const std::string problem = run_rank(row, options.worker, id_file);
-    if (!problem.empty()) std::fprintf(stderr, "%s\n", problem.c_str());
-    return problem.empty() ? 0 : 1;
-  }
-  const int nranks = static_cast<int>(row.number("ranks"));
-  std::vector<std::string> problems(nranks);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < nranks; ++rank) {
-    threads.emplace_back([&, rank] { problems[rank] = run_rank(row, rank, id_file); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  int failed = 0;
-  for (const std::string& problem : problems) {
-    if (problem.empty()) continue;
-    failed = 1;
-    std::fprintf(stderr, "%s\n", problem.c_str());
-  }
-  return failed;
-}
+/// Counts rows and says what failed.
+class Verdicts {
+ public:
+  explicit Verdicts(const Options& options) : options_(options) {}
 
-pid_t start_worker(const Row& row, int worker, const std::string& folder) {
-  std::vector<std::string> words = row.arguments();
-  words.insert(words.begin(),
-               {"marrow_conformance", "--worker", std::to_string(worker), "--folder", folder});
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  const std::string log = folder + "/log" + std::to_string(worker);
-  const pid_t parent = getpid();
-  const pid_t child = fork();
-  if (child != 0) return child;
-  (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(1);
-  const rlimit no_core{0, 0};  // windows are sparse, a core of one takes minutes
-  (void)setrlimit(RLIMIT_CORE, &no_core);
-  const int fd = open(log.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0600);
-  if (fd < 0 || dup2(fd, 1) < 0 || dup2(fd, 2) < 0) _exit(1);
-  setenv("MARROW_CPU_LANES", row.text("lanes").c_str(), 1);
-  setenv("MARROW_CPU_SEED", row.text("seed").c_str(), 1);
-  if (!row.text("softnic").empty()) setenv("MARROW_SOFTNIC", row.text("softnic").c_str(), 1);
-  execv("/proc/self/exe", argv.data());
-  _exit(127);
-}
+  void row(const Row& row, const std::string& problem, double seconds) {
+    (problem.empty() ? passed_ : failed_)++;
+    auto& [passed, failed] =
+        by_path_[row.text("path") + "," + row.text("as") + "," + row.text("memory")];
+    (problem.empty() ? passed : failed)++;
+    if (options_.verbose)
+      std::printf("%s %6.3f s  %s\n", problem.empty() ? "ok  " : "FAIL", seconds,
+                  row.line().c_str());
+    if (!problem.empty()) {
+      std::printf("FAIL: %s\n  promise: %s\n  repeat: marrow_conformance%s %s\n%s",
+                  row.text("case").c_str(), row.which().promise, kGpu ? "_gpu" : "",
+                  row.line().c_str(), problem.substr(0, 12000).c_str());
+    }
+    std::fflush(stdout);
+  }
+  int failed() const { return failed_; }
+  void print(int not_started, double seconds) const {
+    if (options_.totals) {
+      for (const auto& [key, counts] : by_path_)
+        std::printf("  %-28s %5d passed, %d failed\n", key.c_str(), counts.first, counts.second);
+    }
+    std::printf("%d passed, %d failed%s in %.1f s\n", passed_, failed_,
+                not_started ? (", " + std::to_string(not_started) + " not started").c_str() : "",
+                seconds);
+  }
+  /// Rows of bench/schema.json, without what is around them.
+  void write(const std::string& file, int not_started) const {
+    std::ofstream out(file);
+    out << "[";
+    const char* comma = "";
+    for (const auto& [key, counts] : by_path_) {
+      const std::vector<std::string> names = split(key);
+      const int all = counts.first + counts.second;
+      out << comma << "\n{\"what\":\"conformance: rows passed\",\"unit\":\"rows\",\"path\":\""
+          << names[0] << "\",\"kind\":\"measured\",\"devices\":[{\"role\":\"kernels\",\"device\":\""
+          << (kGpu ? "gpu" : "cpu") << "\",\"name\":\"\"}],\"parameters\":{\"ranks_as\":\""
+          << names[1] << "\",\"memory\":\"" << names[2] << "\",\"rows\":" << all
+          << ",\"not_started\":" << not_started << "},\"statistics\":{\"count\":1";
+      for (const char* what : {"min", "median", "mean", "p99", "max"})
+        out << ",\"" << what << "\":" << counts.first;
+      out << ",\"stddev\":0},\"verified\":" << (counts.second ? "false" : "true") << ",\"note\":\""
+          << counts.second << " failed\"}";
+      comma = ",";
+    }
+    out << "\n]\n";
+  }
 
-/// What went wrong, or nothing.
-std::string run_row(const Row& row, int row_seconds) {
-  std::string folder =
-      (std::filesystem::temp_directory_path() / "marrow-conformance-XXXXXX").string();
-  if (!mkdtemp(folder.data())) return "no temporary folder at " + folder;
-  const bool threads = row.is("as", "threads");
-  const int workers = threads ? 1 : static_cast<int>(row.number("ranks"));
-  std::vector<pid_t> children;
-  for (int w = 0; w < workers; ++w) children.push_back(start_worker(row, threads ? -1 : w, folder));
-  std::string problem;
-  const auto deadline = Clock::now() + seconds(row_seconds);
-  auto nap = std::chrono::microseconds(500);
-  int left = workers;
-  bool killed = false;
-  while (left > 0) {
-    for (int w = 0; w < workers; ++w) {
-      int status = 0;
-      if (children[w] <= 0 || waitpid(children[w], &status, WNOHANG) != children[w]) continue;
-      children[w] = -1;
-      --left;
-      if (status == 0 || killed) continue;
-      problem += "worker " + std::to_string(w) +
-                 (WIFSIGNALED(status) ? " died of signal " + std::to_string(WTERMSIG(status))
-                                      : " ended with " + std::to_string(WEXITSTATUS(status))) +
-                 "\n";
-    }
-    if (left > 0 && !killed && Clock::now() > deadline) {
-      killed = true;
-      problem += "stuck for " + std::to_string(row_seconds) + " s, killed\n";
-      for (const pid_t child : children) {
-        if (child > 0) kill(child, SIGKILL);
-      }
-    }
-    if (left > 0) std::this_thread::sleep_for(nap);
-    nap = std::min(nap * 2, std::chrono::microseconds(5000));
+ private:
+  const Options& options_;
+  int passed_ = 0;
+  int failed_ = 0;
+  std::map<std::string, std::pair<int, int>> by_path_;
+};
+
+/// Runs the row with workers that are there, or new ones; after a failure there are none.
+std::string run_row(const Row& row, const Options& options, std::unique_ptr<Workers>& workers) {
+  const seconds limit(options.row_seconds);
+  if (workers && (!workers->serves(row) || workers->rows() >= options.batch)) {
+    const std::string problem = workers->finish(limit);
+    workers.reset();
+    if (!problem.empty()) return "the row before this one ended badly: " + problem;
   }
-  if (!problem.empty()) {
-    for (int w = 0; w < workers; ++w) {
-      std::ifstream log(folder + "/log" + std::to_string(threads ? -1 : w));
-      problem += std::string{std::istreambuf_iterator<char>(log), {}};
-    }
-  }
-  std::error_code ignored;
-  std::filesystem::remove_all(folder, ignored);
-  return problem;
+  if (!workers) workers = std::make_unique<Workers>(row);
+  const int before = workers->rows();
+  std::string problem = workers->run(row, limit);
+  if (problem.empty()) return {};
+  workers.reset();
+  if (before == 0 || options.expect_failure) return problem;
+  Workers alone(row);
+  std::string again = alone.run(row, limit);
+  if (again.empty()) again = alone.finish(limit);
+  return problem + "It was row " + std::to_string(before + 1) + " of its process. Alone it " +
+         (again.empty() ? "passes.\n" : "fails too.\n");
 }
 
 int run_all(const Options& options) {
-  if (MARROW_CONFORMANCE_GPU && !options.rows && gpu_count() == 0) {
+  if (kGpu && !options.rows && gpu_count() == 0) {
     std::puts("skipped: no GPU");
     return 77;
   }
-  const std::vector<Row> rows = rows_of(options);
+  const std::vector<Row> rows =
+      in_batches(rows_of(options), static_cast<std::size_t>(options.batch));
   const auto start = Clock::now();
-  int passed = 0;
-  int failed = 0;
+  const auto since = [](Clock::time_point t) {
+    return std::chrono::duration<double>(Clock::now() - t).count();
+  };
+  Verdicts verdicts(options);
+  std::unique_ptr<Workers> workers;
   int skipped = 0;
+  Row last;
   for (const Row& row : rows) {
     if (options.rows) {
       std::printf("%s\n", row.line().c_str());
@@ -276,31 +292,25 @@ int run_all(const Options& options) {
       continue;
     }
     const auto began = Clock::now();
-    const std::string problem = run_row(row, options.row_seconds);
-    const double took = std::chrono::duration<double>(Clock::now() - began).count();
-    (problem.empty() ? passed : failed)++;
-    if (options.verbose)
-      std::printf("%s %6.2f s  %s\n", problem.empty() ? "ok  " : "FAIL", took, row.line().c_str());
-    if (!problem.empty()) {
-      std::printf("FAIL: %s\n  promise: %s\n  repeat: marrow_conformance%s %s\n%s",
-                  row.text("case").c_str(), row.which().promise,
-                  MARROW_CONFORMANCE_GPU ? "_gpu" : "", row.line().c_str(),
-                  problem.substr(0, 12000).c_str());
-      if (options.expect_failure) break;
-    }
-    std::fflush(stdout);
-    if (failed >= 20) break;  // it is broken, and each row may take its full time
+    const std::string problem = run_row(row, options, workers);
+    verdicts.row(row, problem, since(began));
+    last = row;
+    if (options.expect_failure && verdicts.failed()) break;
+    if (verdicts.failed() >= 20) break;  // it is broken, and each row may take its full time
   }
   if (options.rows) return 0;
-  std::printf("%d passed, %d failed%s in %.1f s\n", passed, failed,
-              skipped ? (", " + std::to_string(skipped) + " not started").c_str() : "",
-              std::chrono::duration<double>(Clock::now() - start).count());
-  if (options.expect_failure) return failed ? 0 : 1;
+  if (workers) {
+    const std::string problem = workers->finish(seconds(options.row_seconds));
+    if (!problem.empty()) verdicts.row(last, problem, 0);
+  }
+  verdicts.print(skipped, since(start));
+  if (!options.json.empty()) verdicts.write(options.json, skipped);
+  if (options.expect_failure) return verdicts.failed() ? 0 : 1;
   if (rows.empty()) {
     std::printf("no row has these values together\n");
     return 1;
   }
-  return failed ? 1 : 0;
+  return verdicts.failed() ? 1 : 0;
 }
 
 }  // namespace
@@ -312,7 +322,7 @@ int run_main(int argc, char** argv) {
       print_list();
       return 0;
     }
-    return options.worker >= -1 ? work(options) : run_all(options);
+    return options.worker >= -1 ? work(options.worker, options.folder) : run_all(options);
   } catch (const UsageError& error) {
     std::fprintf(stderr, "marrow_conformance: %s. Next: --list shows the options.\n",
                  error.what.c_str());

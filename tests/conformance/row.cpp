@@ -130,6 +130,14 @@ bool one_way(std::string_view name, std::string_view value, std::string_view oth
       return false;
     if (value == "mixed" && other == "ranks" && v == "1") return false;
   }
+  if (kGpu) {
+    // What each path reaches of a GPU's memory; host memory past 4 GiB would all be pinned.
+    if (name == "path" && (value == "gda" || value == "mixed") && other == "memory" && v != "host")
+      return false;
+    if (name == "far" && value == "1" && other == "memory" && v == "host") return false;
+    if (name == "far" && value == "1" && other == "path" && v != "lsa" && v != "proxy")
+      return false;
+  }
   if (name == "block" && value == "1") {
     if (other == "lanes" && v != "1") return false;
     if (other == "group" && v != "block") return false;
@@ -156,6 +164,15 @@ bool compatible(std::string_view name, std::string_view value, std::string_view 
                 std::string_view other_value) {
   return one_way(name, value, other_name, other_value) &&
          one_way(other_name, other_value, name, value);
+}
+
+bool possible(const Row& row) {
+  if (!kGpu || !(row.which().traits & kWindowWords)) return true;
+  // Three columns. Words of host memory are no words for several GPUs, those of GPU memory none for the
+  // proxy's thread. Of two ranks, `mixed` has one pair, on one path.
+  const bool lsa = row.is("path", "lsa") || (row.is("path", "mixed") && row.number("ranks") == 2 &&
+                                             row.number("seed") % 3 == 2);
+  return row.is("memory", "host") ? !lsa : !row.is("path", "proxy");
 }
 
 namespace {
@@ -288,6 +305,47 @@ std::vector<Row> product(const Columns& columns, std::uint64_t seed) {
   }
   shuffle(rows, random);
   return rows;
+}
+
+std::string communicator_key(const Row& row) {
+  std::string key = worker_key(row);
+  for (const char* name : {"path", "network", "cq", "depth", "lsa-size"})
+    key += "," + row.text(name);
+  if (row.is("path", "mixed")) key += "," + row.text("seed");  // says which peer is on which path
+  // What a communicator once reported, it reports for ever.
+  if (row.which().traits & (kCheckThrows | kReports)) key += "," + row.line();
+  return key;
+}
+
+std::string worker_key(const Row& row) {
+  std::string key;
+  for (const char* name : {"as", "ranks", "gpus", "softnic"}) key += "," + row.text(name);
+  // Variables of the environment on the CPU device.
+  if (!row.number("gpus")) key += "," + row.text("lanes") + "," + row.text("seed");
+  return key;
+}
+
+std::vector<Row> in_batches(const std::vector<Row>& rows, std::size_t batch) {
+  std::vector<std::string> order;
+  std::map<std::string, std::vector<std::pair<std::string, Row>>> groups;
+  for (const Row& row : rows) {
+    auto& group = groups[worker_key(row)];
+    if (group.empty()) order.push_back(worker_key(row));
+    group.emplace_back(communicator_key(row), row);
+  }
+  for (auto& [key, group] : groups) {
+    std::stable_sort(group.begin(), group.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+  }
+  std::vector<Row> dealt;
+  for (std::size_t begin = 0; dealt.size() < rows.size(); begin += batch) {
+    for (const std::string& key : order) {
+      const auto& group = groups[key];
+      for (std::size_t i = begin; i < begin + batch && i < group.size(); ++i)
+        dealt.push_back(group[i].second);
+    }
+  }
+  return dealt;
 }
 
 }  // namespace marrow::conformance

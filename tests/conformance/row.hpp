@@ -13,6 +13,12 @@
 
 namespace marrow::conformance {
 
+#if defined(MARROW_CONFORMANCE_GPU)
+inline constexpr bool kGpu = true;
+#else
+inline constexpr bool kGpu = false;
+#endif
+
 struct Parameter {
   const char* name;
   const char* value;   ///< default
@@ -50,6 +56,9 @@ class Row {
 bool compatible(std::string_view name, std::string_view value, std::string_view other_name,
                 std::string_view other_value);
 
+/// Whether the row can be run at all: what no pair of values shows.
+bool possible(const Row& row);
+
 std::vector<std::string> split(std::string_view text, char separator = ',');
 
 /// Rows that cover every compatible pair of values of the given columns; the same for the same seed.
@@ -58,8 +67,12 @@ std::vector<Row> pairwise(const Columns& columns, std::uint64_t seed);
 /// The full product of the columns that change the code path; the other columns' values are drawn.
 std::vector<Row> product(const Columns& columns, std::uint64_t seed);
 
-/// Runs rank `rank` of the row in this thread. Rank 0 makes the id and writes it to `id_file`, the
-/// others read it there. Returns what went wrong, or nothing.
-std::string run_rank(const Row& row, int rank, const std::string& id_file);
+/// The rows are dealt out so that one process runs many, and one communicator as many as may share
+/// it. Rows of one worker_key may share processes; those of one communicator_key a communicator.
+std::string worker_key(const Row& row);
+std::string communicator_key(const Row& row);
+/// Neighbours share what they can, in stretches of at most `batch` rows; stretches of different
+/// processes take turns, so that a run cut short by its time limit loses a little of everything.
+std::vector<Row> in_batches(const std::vector<Row>& rows, std::size_t batch);
 
 }  // namespace marrow::conformance

@@ -17,6 +17,12 @@ elseif(MARROW_SANITIZE STREQUAL "address")
   return()
 endif()
 
+# A row that fails, hangs or dies is named, is tried alone, and costs the others nothing.
+marrow_conformance_test(conformance_driver ARGS --matrix full --path lsa --ranks 2 --as threads,processes
+  --block 1 --lanes 1 --group block --bytes 256 --row-seconds 4 --verbose
+  --case put_signal,goes_wrong,goes_on,dies,signal_at)
+set_tests_properties(conformance_driver PROPERTIES PASS_REGULAR_EXPRESSION "4 passed, 6 failed")
+
 # Each pair of values, twice over: two coverings share few rows.
 foreach(seed RANGE 1 2)
   foreach(shard RANGE 2)

@@ -42,7 +42,10 @@ struct WindowHandle {
   Path atomic_path =
       Path::lsa;  ///< the one path that add, fetch_add, compare_swap and SignalAt take
   std::uint8_t host_memory = 0;  ///< 1: the memory is host memory
-  std::uint16_t reserved0 = 0;
+  /// 1: add, fetch_add, compare_swap and SignalAt return Status::invalid, because the memory cannot be updated
+  /// atomically by all who would: host memory by several GPUs (lsa), GPU memory by a CPU thread (proxy)
+  std::uint8_t no_atomics = 0;
+  std::uint8_t reserved0 = 0;
   std::uint64_t owner = 0;  ///< DeviceCommunicator::owner of its communicator
   std::uint64_t reserved1 = 0;
   std::uint64_t near[kNear] =

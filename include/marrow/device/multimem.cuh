@@ -33,10 +33,10 @@ class Multimem {
   }
 
   /// Adds n to the 64-bit word at `offset` of each member's window; relaxed, system scope. Only on
-  /// windows whose atomic path is lsa.
+  /// windows whose atomic path is lsa, and not on host memory of GPUs (Gin::add says why).
   MARROW_DEVICE Status reduce_add(const WindowHandle& window, std::uint64_t offset,
                                   std::uint64_t n) const {
-    if (window.atomic_path != Path::lsa) return Status::invalid;
+    if (window.atomic_path != Path::lsa || window.no_atomics) return Status::invalid;
     for (int i = 0; i < team_.size; ++i) {
       auto* word = lsa_.pointer<std::uint64_t>(window, offset, team_.world_rank(i));
       if (word) add_relaxed<Scope::system>(word, n);

@@ -13,6 +13,7 @@
   X(launch_ping_pong_block, ping_pong_block_kernel, PingPongArguments)           \
   X(launch_ping_pong_lsa_thread, ping_pong_lsa_thread_kernel, PingPongArguments) \
   X(launch_ping_pong_lsa_block, ping_pong_lsa_block_kernel, PingPongArguments)   \
+  X(launch_floor, floor_kernel, PingPongArguments)                               \
   X(launch_stream, stream_kernel, StreamArguments)                               \
   X(launch_get, get_kernel, GetArguments)                                        \
   X(launch_barrier, barrier_kernel, BarrierArguments)                            \

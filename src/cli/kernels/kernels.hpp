@@ -63,8 +63,8 @@ struct ExchangeArguments {
 /// The window's parts for one rank pair, in bytes; all multiples of 16.
 constexpr std::uint64_t kCountStride = 64;
 
-/// What ping-pong sends.
-enum class Ping : std::uint8_t { put, put_value, signal, packet };
+/// What ping-pong sends. floor: what put does, by hand and without the library, on the same memory.
+enum class Ping : std::uint8_t { put, put_value, signal, packet, floor };
 
 /// Two ranks, one block each: send, wait for the answer.
 struct PingPongArguments {
@@ -139,6 +139,7 @@ void launch_ping_pong_thread(const Place&, Shape, const PingPongArguments&);
 void launch_ping_pong_block(const Place&, Shape, const PingPongArguments&);
 void launch_ping_pong_lsa_thread(const Place&, Shape, const PingPongArguments&);
 void launch_ping_pong_lsa_block(const Place&, Shape, const PingPongArguments&);
+void launch_floor(const Place&, Shape, const PingPongArguments&);
 void launch_stream(const Place&, Shape, const StreamArguments&);
 void launch_get(const Place&, Shape, const GetArguments&);
 void launch_barrier(const Place&, Shape, const BarrierArguments&);

@@ -122,43 +122,8 @@ MARROW_KERNEL flush_remote(Args a) {
   });
 }
 
-/// Reads the slot that every peer keeps for us in its outbox. `completed` says when it is here.
-template <class Coop, class Completed>
-MARROW_DEVICE void gets(const Args& a, const Coop& coop, Completed&& completed) {
-  const Ops<> gin(a.comm, a.context);
-  std::byte* target = (a.use_local ? a.local.local : a.inbox.local);
-  const Region region = a.use_local ? Region(a.local) : Region(a.inbox);
-  for (std::int64_t it = 0; it < a.iterations; ++it) {
-    for (int peer = 0; peer < a.comm.nranks; ++peer) {
-      fill(coop, a.outbox.local + outbox_offset(a, peer), a.bytes,
-           key_of(a, a.comm.rank, peer, it));
-    }
-    const bool told = each_peer(a, it, [&](int peer) {
-      return gin.signal(peer, SignalAdd{data_signal(a, a.comm.rank)}, coop);
-    });
-    if (!told) return;
-    pause(a, it, 1);
-    for (int k = 0; k < a.comm.nranks; ++k) {
-      const int source = nth_peer(a, k);
-      if (!ok(a, gin.wait_signal(data_signal(a, source), it + 1, coop), it, source)) return;
-      const std::uint64_t to = a.use_local ? outbox_offset(a, source) : inbox_offset(a, source);
-      if (!completed(gin, it, source, outbox_offset(a, a.comm.rank), region, to)) return;
-      std::byte* slot = target + to;
-      verify(a, coop, slot, a.bytes, key_of(a, source, a.comm.rank, it), it, source);
-      verify_poison(a, coop, slot - kGuard, kGuard, it, source, -static_cast<std::int64_t>(kGuard));
-      verify_poison(a, coop, slot + a.bytes, kGuard, it, source,
-                    static_cast<std::int64_t>(a.bytes));
-      coop.sync();
-      poison(coop, slot - kGuard, a.bytes + 2 * kGuard, it + 1);
-      if (!ok(a, gin.signal(source, SignalAdd{ack_signal(a, a.comm.rank)}, coop), it, source))
-        return;
-    }
-    if (!await_acks(a, gin, coop, it)) return;
-  }
-}
-
 MARROW_KERNEL get_flush(Args a) {
-  with_group<true>(a, [&](const auto& coop) {
+  with_group(a, [&](const auto& coop) {
     gets(a, coop,
          [&](const auto& gin, std::int64_t it, int peer, std::uint64_t from, const Region& region,
              std::uint64_t to) {
@@ -191,7 +156,7 @@ std::vector<Case> completion_cases() {
        kSized},
       {"flush_async", "a request completes as flush does", start<flush_async>, kSized},
       {"flush_remote", "flush_remote orders across contexts", start<flush_remote>,
-       kSized | kGrouped | kTwoContexts},
+       kSized | kGrouped | kTwoContexts | kWindowWords},
       {"get_flush", "a get is readable after flush", start<get_flush>, kSized | kGrouped},
       {"get_counter", "a get is readable when its counter is reached", start<get_counter>,
        kSized | kGrouped},

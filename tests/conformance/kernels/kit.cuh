@@ -268,21 +268,16 @@ MARROW_CASE_FUNCTION Status meet(const Args& a, const Team& team, int slot, cons
 
 // ---- the exchange ---------------------------------------------------------------------------
 
-/// body(coop) by the group the row names; other threads do nothing. On GPUs the warp and the single thread
-/// are compiled for put_signal and get_flush only (kAll), for nvcc's sake.
-template <bool kAll = !kOnGpu, class Body>
+/// body(coop) by the group the row names; other threads do nothing.
+template <class Body>
 MARROW_DEVICE void with_group(const Args& a, Body&& body) {
-  if constexpr (kAll) {
-    if (a.group == Group::thread) {
-      if (thread_index() == 0) body(Thread{});
-      return;
-    }
-    if (a.group == Group::warp) {
-      if (thread_index() < warp_lanes()) body(Warp{});
-      return;
-    }
+  if (a.group == Group::thread) {
+    if (thread_index() == 0) body(Thread{});
+  } else if (a.group == Group::warp) {
+    if (thread_index() < warp_lanes()) body(Warp{});
+  } else {
+    body(Block{});
   }
-  body(Block{});
 }
 
 /// Receives one message: checks it and what lies around it, poisons all of it, hands it back.
@@ -359,6 +354,41 @@ MARROW_DEVICE bool each_peer(const Args& a, std::int64_t it, Post&& post,
     if (!ok(a, post(peer), it, peer, line)) return false;
   }
   return true;
+}
+
+/// Reads the slot that every peer keeps for us in its outbox. `completed` says when it is here.
+template <class Coop, class Completed>
+MARROW_DEVICE void gets(const Args& a, const Coop& coop, Completed&& completed) {
+  const Ops<> gin(a.comm, a.context);
+  std::byte* target = (a.use_local ? a.local.local : a.inbox.local);
+  const Region region = a.use_local ? Region(a.local) : Region(a.inbox);
+  for (std::int64_t it = 0; it < a.iterations; ++it) {
+    for (int peer = 0; peer < a.comm.nranks; ++peer) {
+      fill(coop, a.outbox.local + outbox_offset(a, peer), a.bytes,
+           key_of(a, a.comm.rank, peer, it));
+    }
+    const bool told = each_peer(a, it, [&](int peer) {
+      return gin.signal(peer, SignalAdd{data_signal(a, a.comm.rank)}, coop);
+    });
+    if (!told) return;
+    pause(a, it, 1);
+    for (int k = 0; k < a.comm.nranks; ++k) {
+      const int source = nth_peer(a, k);
+      if (!ok(a, gin.wait_signal(data_signal(a, source), it + 1, coop), it, source)) return;
+      const std::uint64_t to = a.use_local ? outbox_offset(a, source) : inbox_offset(a, source);
+      if (!completed(gin, it, source, outbox_offset(a, a.comm.rank), region, to)) return;
+      std::byte* slot = target + to;
+      verify(a, coop, slot, a.bytes, key_of(a, source, a.comm.rank, it), it, source);
+      verify_poison(a, coop, slot - kGuard, kGuard, it, source, -static_cast<std::int64_t>(kGuard));
+      verify_poison(a, coop, slot + a.bytes, kGuard, it, source,
+                    static_cast<std::int64_t>(a.bytes));
+      coop.sync();
+      poison(coop, slot - kGuard, a.bytes + 2 * kGuard, it + 1);
+      if (!ok(a, gin.signal(source, SignalAdd{ack_signal(a, a.comm.rank)}, coop), it, source))
+        return;
+    }
+    if (!await_acks(a, gin, coop, it)) return;
+  }
 }
 
 }  // namespace marrow::conformance

@@ -9,7 +9,7 @@
 namespace marrow::conformance {
 
 MARROW_KERNEL put_signal(Args a) {
-  with_group<true>(a, [&](const auto& coop) {
+  with_group(a, [&](const auto& coop) {
     exchange(a, coop, [&](const auto& gin, std::int64_t it) {
       return send_each(a, coop, it, [&](int peer, std::uint64_t from, std::uint64_t to) {
         return gin.put(peer, a.inbox, to, source_region(a), from, a.bytes,
@@ -275,9 +275,11 @@ std::vector<Case> put_cases() {
       {"puts_signal", "a strong signal covers all puts before it", start<puts_signal>,
        kSized | kGrouped},
       {"weak_signal", "a weak signal covers its own put", start<weak_signal>, kSized | kGrouped},
-      {"values_signal", "a strong signal covers values and adds", start<values_signal>, 0, 115},
-      {"adds_signal", "a strong signal covers adds on the atomic path", start<adds_signal>},
-      {"signal_at", "SignalAt covers its put", start<signal_at>, kSized},
+      {"values_signal", "a strong signal covers values and adds", start<values_signal>,
+       kWindowWords, 115},
+      {"adds_signal", "a strong signal covers adds on the atomic path", start<adds_signal>,
+       kWindowWords},
+      {"signal_at", "SignalAt covers its put", start<signal_at>, kSized | kWindowWords},
       {"tile_signal", "a tile sends as one", start<tile_signal>},
       {"deferred", "deferred doorbells ring with the next operation or flush", start<deferred>,
        kSized | kGrouped},

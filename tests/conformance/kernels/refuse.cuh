@@ -71,6 +71,15 @@ MARROW_KERNEL invalid(Args a) {
       expect(a, meet(a, team_world(a.comm), bad < 0 ? bad : a.comm.barriers, Thread{}), want, 6,
              bad);
     }
+    // Words that not everybody could update atomically.
+    if (a.inbox.no_atomics) {
+      const SignalAt at{a.inbox, word_offset(a, 0)};
+      expect(a, good.add(peer, a.inbox, word_offset(a, 0), 1), want, 11, 0);
+      expect(a, good.fetch_add(peer, a.inbox, word_offset(a, 0), 1, &value), want, 11, 1);
+      expect(a, good.compare_swap(peer, a.inbox, word_offset(a, 0), 0, 1, &value), want, 11, 2);
+      expect(a, good.signal(peer, at), want, 11, 3);
+      expect(a, good.put(peer, a.inbox, to, a.outbox, 0, 8, at), want, 11, 4);
+    }
     // Kernel and handles from different builds.
     Args foreign = a;
     foreign.inbox.abi += 7;

@@ -6,9 +6,10 @@
 
 namespace marrow::conformance {
 
-template <void (*kKernel)(Args)>
+/// @param kShared  bytes of dynamic shared memory a block
+template <void (*kKernel)(Args), std::size_t kShared = 0>
 void start(const Place& place, int grid, int block, const Args& args) {
-  launch(place, grid, block, 0, kKernel, args);
+  launch(place, grid, block, kShared, kKernel, args);
 }
 
 }  // namespace marrow::conformance

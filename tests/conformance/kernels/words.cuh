@@ -242,10 +242,11 @@ MARROW_KERNEL timeouts(Args a) {
 /// name, what breaks when it fails, kernel, traits, bytes, iterations
 std::vector<Case> words_cases() {
   return {
-      {"fetch_add", "fetch_add is exact under contention", start<fetch_add>, 0, 8},
-      {"compare_swap", "compare_swap is exact under contention", start<compare_swap>, 0, 8, 10},
-      {"exact_sum", "adds over several paths to one signal are exact", start<exact_sum>, kCounted,
-       8},
+      {"fetch_add", "fetch_add is exact under contention", start<fetch_add>, kWindowWords, 8},
+      {"compare_swap", "compare_swap is exact under contention", start<compare_swap>, kWindowWords,
+       8, 10},
+      {"exact_sum", "adds over several paths to one signal are exact", start<exact_sum>,
+       kCounted | kWindowWords, 8},
       {"wait_any", "wait_any finds every signal once", start<wait_any>, kSized},
       {"shadow", "shadows count for signals nobody resets", start<shadow>},
       {"reset", "reset makes a signal and a counter 0", start<reset>},

@@ -104,6 +104,10 @@ MARROW_DEVICE Status Gin<kOnly...>::check_window(const Index& at, const char* op
   if (window.abi != kAbiVersion) {
     return detail::violation(comm_, at, operation, CheckedWhat::abi, window.abi, kAbiVersion);
   }
+  if (align == 8 && window.no_atomics) {
+    return detail::violation(comm_, at, operation, CheckedWhat::path,
+                             static_cast<std::uint64_t>(window.atomic_path), 0);
+  }
   if constexpr (detail::kChecked) {
     if (window.owner != comm_.owner)
       return detail::violation(comm_, at, operation, CheckedWhat::window, window.id, 0);

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One rank of one row: communicator, windows, the kernel, the verdict.
+#include "conformance/session.hpp"
+
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -7,10 +9,6 @@
 #include <iterator>
 #include <new>
 #include <thread>
-
-#include "conformance/machine.hpp"
-#include "conformance/row.hpp"
-#include "marrow/marrow.hpp"
 
 namespace marrow::conformance {
 namespace {
@@ -97,14 +95,52 @@ std::string describe(const Report& report, int rank) {
          std::to_string(report.want);
 }
 
-std::string run(const Row& row, int rank, const std::string& id_file) {
+}  // namespace
+
+Session::Session(int rank) : rank_(rank) {}
+
+void Session::open(const Row& row, const std::string& id_file) {
+  if (!machine_) {
+    machine_ = make_machine();
+    place_ = machine_->place(rank_, static_cast<int>(row.number("gpus")));
+  }
+  if (comm_ && key_ == communicator_key(row)) return;
+  if (comm_) {
+    comm_->close();
+    comm_.reset();
+  }
+  const UniqueId id = meet(rank_, id_file);
+  comm_ = std::make_unique<Communicator>(id, static_cast<int>(row.number("ranks")), rank_,
+                                         config_of(row, rank_, place_));
+  key_ = communicator_key(row);
+}
+
+std::string Session::run(const Row& row, const std::string& id_file) {
+  try {
+    open(row, id_file);
+    return run_case(row);
+  } catch (const std::exception& error) {
+    return "rank " + std::to_string(rank_) + ": " + error.what();
+  }
+}
+
+std::string Session::close() {
+  try {
+    if (comm_) comm_->close();
+    comm_.reset();
+    return {};
+  } catch (const std::exception& error) {
+    return "rank " + std::to_string(rank_) + ", closing its communicator: " + error.what();
+  }
+}
+
+std::string Session::run_case(const Row& row) {
   const Case& which = row.which();
   const int nranks = static_cast<int>(row.number("ranks"));
-  const bool gpu = row.number("gpus") > 0;
-  const auto machine = make_machine();
-  const Place place = machine->place(rank, static_cast<int>(row.number("gpus")));
-  const UniqueId id = meet(rank, id_file);
-  Communicator comm(id, nranks, rank, config_of(row, rank, place));
+  const bool gpu = place_.on_gpu();
+  const int rank = rank_;
+  const Place& place = place_;
+  Communicator& comm = *comm_;
 
   const std::vector<std::string> wanted = split(path_of(row, rank));
   for (const PeerInfo& peer : comm.peers()) {
@@ -156,7 +192,7 @@ std::string run(const Row& row, int rank, const std::string& id_file) {
   Window inbox = comm.allocate(args.base + slots + kWords * 8, memory);
   Window outbox = comm.allocate(slots, memory);
   Window reports = comm.allocate(4096, Memory::host);
-  Local local(comm, *machine, slots, memory == Memory::host);
+  Local local(comm, *machine_, slots, memory == Memory::host);
   DeviceCommunicatorOwner device = comm.device_communicator(requirements);
   args.comm = device.handle();
   args.inbox = inbox.handle();
@@ -197,18 +233,10 @@ std::string run(const Row& row, int rank, const std::string& id_file) {
   }
   comm.barrier();
   device.close();
-  comm.close();
+  reports.close();
+  outbox.close();
+  inbox.close();
   return {};
-}
-
-}  // namespace
-
-std::string run_rank(const Row& row, int rank, const std::string& id_file) {
-  try {
-    return run(row, rank, id_file);
-  } catch (const std::exception& error) {
-    return "rank " + std::to_string(rank) + ": " + error.what();
-  }
 }
 
 }  // namespace marrow::conformance
