@@ -225,7 +225,7 @@ class Verdicts {
     for (const auto& [key, counts] : by_path_) {
       const std::vector<std::string> names = split(key);
       const int all = counts.first + counts.second;
-      out << comma << "\n{\"what\":\"conformance: rows passed\",\"unit\":\"rows\",\"path\":\""
+      out << comma << "\n{\"what\":\"conformance: rows passed\",\"unit\":\"count\",\"path\":\""
           << names[0] << "\",\"kind\":\"measured\",\"devices\":[{\"role\":\"kernels\",\"device\":\""
           << (kGpu ? "gpu" : "cpu") << "\",\"name\":\"\"}],\"parameters\":{\"ranks_as\":\""
           << names[1] << "\",\"memory\":\"" << names[2] << "\",\"rows\":" << all
