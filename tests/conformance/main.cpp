@@ -225,9 +225,11 @@ class Verdicts {
     for (const auto& [key, counts] : by_path_) {
       const std::vector<std::string> names = split(key);
       const int all = counts.first + counts.second;
-      out << comma << "\n{\"what\":\"conformance: rows passed\",\"unit\":\"count\",\"path\":\""
-          << names[0] << "\",\"kind\":\"measured\",\"devices\":[{\"role\":\"kernels\",\"device\":\""
-          << (kGpu ? "gpu" : "cpu") << "\",\"name\":\"\"}],\"parameters\":{\"ranks_as\":\""
+      out << comma << "\n{\"what\":\"conformance: rows passed\",\"unit\":\"count\",";
+      if (names[0] != "mixed") out << "\"path\":\"" << names[0] << "\",";
+      out << "\"kind\":\"" << (kGpu ? "measured" : "emulated")
+          << "\",\"devices\":[{\"role\":\"kernels\",\"device\":\"" << (kGpu ? "gpu" : "cpu")
+          << "\",\"name\":\"\"}],\"parameters\":{\"paths\":\"" << names[0] << "\",\"ranks_as\":\""
           << names[1] << "\",\"memory\":\"" << names[2] << "\",\"rows\":" << all
           << ",\"not_started\":" << not_started << "},\"statistics\":{\"count\":1";
       for (const char* what : {"min", "median", "mean", "p99", "max"})
