@@ -18,6 +18,7 @@
 #include "base/fd.hpp"
 #include "base/mapping.hpp"
 #include "base/memfd.hpp"
+#include "cuda/driver.hpp"
 #include "marrow/abi/mlx5_prm.h"
 #include "marrow/abi/mlx5_wqe.h"
 #include "verbs/table.hpp"
@@ -46,6 +47,54 @@ struct SharedMemory {
   base::Mapping mapping;
 };
 
+/// The GPU whose engine serves the queues that tests make from now on; -1: the CPU engine. Tests still post
+/// from the CPU: queues and data lie in host memory that the GPU sees, and doorbells go by the record only,
+/// because the register is in GPU memory.
+inline int& test_gpu() {
+  static int gpu = -1;
+  return gpu;
+}
+
+/// Zeroed pages that the engine of test_gpu() can reach.
+class Pages {
+ public:
+  Pages() = default;
+  explicit Pages(std::size_t bytes) : mapping_(base::Mapping::anonymous(bytes)) {
+    if (test_gpu() < 0) return;
+    context_ = cuda::Context::of(test_gpu());
+    const cuda::Current current(*context_);
+    cuda::check(cuda::driver().host_register(
+                    mapping_.data(), mapping_.size(),
+                    cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap),
+                "registering a test's memory");
+  }
+  Pages(Pages&&) noexcept = default;
+  Pages& operator=(Pages&& other) noexcept {
+    reset();
+    mapping_ = std::move(other.mapping_);
+    context_ = std::move(other.context_);
+    return *this;
+  }
+  ~Pages() { reset(); }
+  void* data() const { return mapping_.data(); }
+  template <class T>
+  T* as(std::size_t offset = 0) const {
+    return mapping_.as<T>(offset);
+  }
+
+ private:
+  void reset() noexcept {
+    if (context_ && mapping_.valid()) {
+      const cuda::Current current(*context_);
+      cuda::check_quietly(cuda::driver().host_unregister(mapping_.data()), "unregistering");
+    }
+    context_.reset();
+    mapping_.reset();
+  }
+  base::Mapping mapping_;
+  std::shared_ptr<cuda::Context> context_;
+};
+
 struct Completed {
   bool arrived = false;
   std::uint8_t opcode = kInvalidCompletion;
@@ -72,7 +121,7 @@ class Cq {
     collapsed_ = collapsed;
     next = start;
     const std::size_t bytes = entries * sizeof(Cqe) + 64;
-    memory = base::Mapping::anonymous(bytes);
+    memory = Pages(bytes);
     for (std::uint32_t i = 0; i < entries; ++i) ring()[i].counter_owner = kInitialCounterOwner;
     if (collapsed) {
       ring()[0].counter_owner = to_big32(std::uint32_t(std::uint16_t(start - 1)) << 16 | 0xf1);
@@ -131,7 +180,7 @@ class Cq {
   std::uint64_t next = 0;
   verbs::mlx5dv_devx_obj* object = nullptr;
   verbs::mlx5dv_devx_umem* umem = nullptr;
-  base::Mapping memory;
+  Pages memory;
 
  private:
   template <class Ready>
@@ -186,6 +235,10 @@ class Endpoint {
     context = nic().open_device_in_job(list[0], job.c_str(), options);
     nic().free_device_list(list);
     if (context == nullptr) throw std::runtime_error(nic().last_error());
+    if (test_gpu() >= 0) {
+      if (const char* why = nic().accept_gpu(context, test_gpu())) throw std::runtime_error(why);
+      if (nic().choose_engine(context, 1) != 1) throw std::runtime_error(nic().last_error());
+    }
     pd = nic().alloc_pd(context);
     verbs::mlx5dv_pd out{};
     verbs::mlx5dv_obj object{};
@@ -357,6 +410,7 @@ class Endpoint {
 
   enum class Bell { both, record_only, next_index, last_wqe };
   void ring(Bell bell = Bell::both) {
+    if (test_gpu() >= 0) bell = Bell::record_only;
     if (bell != Bell::next_index && bell != Bell::last_wqe && qp_.record) {
       std::atomic_ref<std::uint32_t>(record->send)
           .store(record_word(producer), std::memory_order_release);
@@ -394,7 +448,7 @@ class Endpoint {
   bool uar_freed = false;  ///< the test did it
   Cq cq;
   Cq receive_cq;
-  base::Mapping rings;
+  Pages rings;
   verbs::mlx5dv_devx_umem* rings_umem = nullptr;
   verbs::mlx5dv_devx_obj* object = nullptr;
   std::byte* sq = nullptr;
@@ -410,7 +464,7 @@ class Endpoint {
         qp_.receive_queue ? std::size_t{16 * 16} << qp_.receive_log_stride : 0;
     const std::size_t sq_bytes = (std::size_t{1} << qp_.log_sq) * 64;
     const std::size_t bytes = rq_bytes + sq_bytes + 64;
-    rings = base::Mapping::anonymous(bytes);
+    rings = Pages(bytes);
     sq = rings.as<std::byte>(rq_bytes);
     record = rings.as<DoorbellRecord>(rq_bytes + sq_bytes);
     rings_umem = nic().devx_umem_reg(context, rings.data(), bytes, verbs::IBV_ACCESS_LOCAL_WRITE);
@@ -446,7 +500,12 @@ class Endpoint {
 /// Two connected endpoints of one job in this process; `b` is the target.
 struct Pair {
   Pair(const char* name, const char* options = "", QpOptions qp = {}, QpOptions peer = {})
-      : job(unique_job(name)), a(job, options, qp), b(job, options, with_start(peer, qp)) {
+      : Pair(InJob{unique_job(name)}, options, qp, peer) {}
+  struct InJob {
+    std::string name;
+  };
+  explicit Pair(const InJob& in, const char* options = "", QpOptions qp = {}, QpOptions peer = {})
+      : job(in.name), a(job, options, qp), b(job, options, with_start(peer, qp)) {
     a.connect(b.qpn, b.lid());
     b.connect(a.qpn, a.lid());
   }
