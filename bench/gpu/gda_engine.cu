@@ -108,7 +108,8 @@ __global__ void bare_engine_of_warps(BareQueue* queues, std::byte* peer, const v
     if ((spins & 1023) == 1023 && *stop) return;
     if (end == consumer) continue;
     if (lane < end - consumer) {
-      const uint4 head = __ldcg(reinterpret_cast<const uint4*>(&queue.ring[(consumer + lane) % kDepth]));
+      const uint4 head =
+          __ldcg(reinterpret_cast<const uint4*>(&queue.ring[(consumer + lane) % kDepth]));
       const auto* from = reinterpret_cast<const std::byte*>(head.x | std::uint64_t{head.y} << 32);
       *reinterpret_cast<std::uint64_t*>(peer + head.z) =
           *reinterpret_cast<const volatile std::uint64_t*>(from);
@@ -128,8 +129,8 @@ struct Bare {
     BareQueue* q;
     const std::byte* from;
     std::uint64_t index;
-    __device__ void entry(std::uint64_t i, std::uint32_t source, std::uint32_t to, std::uint32_t bytes,
-                          uint4 (&w)[4]) const {
+    __device__ void entry(std::uint64_t i, std::uint32_t source, std::uint32_t to,
+                          std::uint32_t bytes, uint4 (&w)[4]) const {
       const auto at = reinterpret_cast<std::uint64_t>(from + source);
       w[0] = uint4{static_cast<unsigned>(at), static_cast<unsigned>(at >> 32), to, bytes};
       w[1] = w[2] = w[3] = uint4{};
@@ -151,14 +152,13 @@ struct Engine {
     const Engine* e;
     marrow::GdaQueue* q;
     std::uint64_t index;
-    __device__ void entry(std::uint64_t i, std::uint32_t source, std::uint32_t to, std::uint32_t bytes,
-                          uint4 (&w)[4]) const {
+    __device__ void entry(std::uint64_t i, std::uint32_t source, std::uint32_t to,
+                          std::uint32_t bytes, uint4 (&w)[4]) const {
       using marrow::mlx5::to_big32;
       const std::uint64_t remote = e->target.gda_base[1] + to;
       const std::uint64_t local = e->source.gda_local + source;
       w[0] = uint4{marrow::mlx5::control_word(marrow::mlx5::kWrite, static_cast<std::uint16_t>(i)),
-                   q->qpn | to_big32(3),
-                   std::uint32_t{marrow::mlx5::kCompletionAlways} << 24, 0};
+                   q->qpn | to_big32(3), std::uint32_t{marrow::mlx5::kCompletionAlways} << 24, 0};
       w[1] = uint4{to_big32(static_cast<std::uint32_t>(remote >> 32)),
                    to_big32(static_cast<std::uint32_t>(remote)), e->target.gda_rkey[1], 0};
       w[2] = uint4{to_big32(bytes), e->source.gda_lkey,
@@ -170,8 +170,9 @@ struct Engine {
       return reinterpret_cast<uint4*>(q->sq + (i & q->mask) * 64);
     }
     __device__ void ring(std::uint64_t end) const {
-      release64(q->doorbell, std::uint64_t{q->qpn} << 32 |
-                                 marrow::mlx5::to_big32(static_cast<std::uint32_t>(end & 0xffff) << 8));
+      release64(q->doorbell,
+                std::uint64_t{q->qpn} << 32 |
+                    marrow::mlx5::to_big32(static_cast<std::uint32_t>(end & 0xffff) << 8));
     }
     __device__ bool done(std::uint64_t end) const {
       const std::uint32_t word = acquire32(q->cq + ((end - 1) & q->mask) * 16);
@@ -180,8 +181,8 @@ struct Engine {
     }
   };
   __device__ At at(int q) const {
-    auto* queues = reinterpret_cast<marrow::GdaQueue*>(
-        const_cast<marrow::GdaDevice*>(comm.gda) + 1);
+    auto* queues =
+        reinterpret_cast<marrow::GdaQueue*>(const_cast<marrow::GdaDevice*>(comm.gda) + 1);
     return {this, queues + q * comm.nranks + 1, indices[q]};
   }
 };
@@ -228,7 +229,8 @@ __global__ void rate(const __grid_constant__ Target target, int rounds, std::uin
   if (lane == 0) begin_end[blockIdx.x * 2] = global_ns();
   for (int r = 0; r < rounds; ++r) {
     const std::uint64_t i = first + r * 32ull;
-    const auto offset = static_cast<std::uint32_t>(blockIdx.x * area + (r * 32ull + lane) * 8 % area);
+    const auto offset =
+        static_cast<std::uint32_t>(blockIdx.x * area + (r * 32ull + lane) * 8 % area);
     post(at, i + lane, offset, offset, 8);
     __syncwarp();
     bool good = true;
@@ -272,7 +274,8 @@ __global__ void api_rate(const __grid_constant__ marrow::DeviceCommunicator comm
   const std::uint32_t area = kBytes / kQueues;
   if (lane == 0) begin_end[blockIdx.x * 2] = global_ns();
   for (int r = 0; r < rounds; ++r) {
-    const auto offset = static_cast<std::uint32_t>(blockIdx.x * area + (r * 32ull + lane) * 8 % area);
+    const auto offset =
+        static_cast<std::uint32_t>(blockIdx.x * area + (r * 32ull + lane) * 8 % area);
     marrow::Status status = gin.put(1, target, offset, source, offset, 8, marrow::Thread{});
     __syncwarp();
     if (status == marrow::Status::ok && lane == 0) status = gin.flush(1, marrow::Thread{});
@@ -287,7 +290,8 @@ __global__ void fill(std::uint64_t* data, std::size_t words, std::uint64_t seed)
        i += std::size_t{gridDim.x} * blockDim.x)
     data[i] = seed == 0 ? 0 : (i + seed) * 0x9e3779b97f4a7c15ull;
 }
-__global__ void compare(const std::uint64_t* data, std::size_t words, std::uint64_t seed, int* wrong) {
+__global__ void compare(const std::uint64_t* data, std::size_t words, std::uint64_t seed,
+                        int* wrong) {
   for (std::size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < words;
        i += std::size_t{gridDim.x} * blockDim.x)
     if (data[i] != (i + seed) * 0x9e3779b97f4a7c15ull) *wrong = 1;
@@ -361,7 +365,8 @@ struct Bench {
   }
   double mops(int rounds) {
     std::vector<std::uint64_t> t(kQueues * 2);
-    must(cudaMemcpyAsync(t.data(), begin_end, kQueues * 16, cudaMemcpyDeviceToHost, stream), "copy");
+    must(cudaMemcpyAsync(t.data(), begin_end, kQueues * 16, cudaMemcpyDeviceToHost, stream),
+         "copy");
     must(cudaStreamSynchronize(stream), "copy");
     std::uint64_t begin = ~0ull, end = 0;
     for (int q = 0; q < kQueues; ++q) {
@@ -408,18 +413,21 @@ void bare_rows(Bench& b, std::byte* source, std::byte* target) {
   std::vector<double> mops;
   for (int i = 0; i < kRepeats; ++i) {
     b.fresh(source);
-    with([&] { bare_engine_of_warps<<<1, 32 * kQueues, 0, b.worker_stream>>>(queues, target, b.stop); },
-         [&] { rate<<<kQueues, 32, 0, b.stream>>>(bare, kRateRounds, b.begin_end, b.failed); });
+    with(
+        [&] {
+          bare_engine_of_warps<<<1, 32 * kQueues, 0, b.worker_stream>>>(queues, target, b.stop);
+        },
+        [&] { rate<<<kQueues, 32, 0, b.stream>>>(bare, kRateRounds, b.begin_end, b.failed); });
     b.verify(target, kBytes, "bare engine rate");
     mops.push_back(b.mops(kRateRounds));
   }
-  add({"bare engine: rate", "Mops/s", "doorbell per 32, then waited for", 8, kQueues, 32 * kQueues, false,
-       summary(mops)});
+  add({"bare engine: rate", "Mops/s", "doorbell per 32, then waited for", 8, kQueues, 32 * kQueues,
+       false, summary(mops)});
   must(cudaFree(queues), "free");
 }
 
-void engine_rows(Bench& b, marrow::Communicator& comm, marrow::Window& source, marrow::Window& target,
-                 std::byte* theirs) {
+void engine_rows(Bench& b, marrow::Communicator& comm, marrow::Window& source,
+                 marrow::Window& target, std::byte* theirs) {
   auto* mine = static_cast<std::byte*>(source.data());
   auto raw = comm.device_communicator({.contexts = kQueues, .sharing = marrow::Sharing::thread});
   std::uint64_t* indices{};
@@ -432,8 +440,8 @@ void engine_rows(Bench& b, marrow::Communicator& comm, marrow::Window& source, m
     latency<<<1, 1, 0, b.stream>>>(engine, bytes, rounds, b.log, b.clock, b.failed);
     b.verify(theirs, std::min<std::size_t>(kBytes, std::size_t{bytes} * rounds), "GPU engine");
     indices[0] += rounds;
-    add({"GPU engine: post to completion", "ns", "system scope, the bare engine's poster", bytes, 1, 1024, true,
-         b.times(rounds)});
+    add({"GPU engine: post to completion", "ns", "system scope, the bare engine's poster", bytes, 1,
+         1024, true, b.times(rounds)});
   }
   std::vector<double> mops;
   for (int i = 0; i < kRepeats; ++i) {
@@ -443,8 +451,8 @@ void engine_rows(Bench& b, marrow::Communicator& comm, marrow::Window& source, m
     for (int q = 0; q < kQueues; ++q) indices[q] += 32ull * kRateRounds;
     mops.push_back(b.mops(kRateRounds));
   }
-  add({"GPU engine: rate", "Mops/s", "doorbell per 32, then waited for; the bare engine's poster", 8, kQueues,
-       1024, true, summary(mops)});
+  add({"GPU engine: rate", "Mops/s", "doorbell per 32, then waited for; the bare engine's poster",
+       8, kQueues, 1024, true, summary(mops)});
   comm.check();
   raw.close();
   {
@@ -469,8 +477,8 @@ void engine_rows(Bench& b, marrow::Communicator& comm, marrow::Window& source, m
     b.verify(theirs, kBytes, "public API rate");
     mops.push_back(b.mops(kRateRounds));
   }
-  add({"GPU engine: put rate", "Mops/s", "public API, a warp's 32 puts, then flush", 8, kQueues, 1024, true,
-       summary(mops)});
+  add({"GPU engine: put rate", "Mops/s", "public API, a warp's 32 puts, then flush", 8, kQueues,
+       1024, true, summary(mops)});
   comm.check();
   device.close();
 }
@@ -481,7 +489,9 @@ void run_rank(const marrow::UniqueId& id, int rank) {
   must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
   marrow::Config config;
   config.place = marrow::Place::gpu(rank, stream);
-  config.parameters = {{"MARROW_PATH", "gda"}, {"MARROW_NIC", "softnic"}, {"MARROW_SOFTNIC", "engine=gpu"},
+  config.parameters = {{"MARROW_PATH", "gda"},
+                       {"MARROW_NIC", "softnic"},
+                       {"MARROW_SOFTNIC", "engine=gpu"},
                        {"MARROW_GDA_DEPTH", std::to_string(kDepth)}};
   marrow::Communicator comm(id, 2, rank, config);
   marrow::Window source = comm.allocate(kBytes, marrow::Memory::device);
@@ -496,8 +506,9 @@ void run_rank(const marrow::UniqueId& id, int rank) {
     engine_rows(b, comm, source, target, theirs);
   } else {
     // Collective with rank 0's three.
-    for (const auto& [contexts, sharing] :
-         {std::pair{kQueues, marrow::Sharing::thread}, {1, marrow::Sharing::thread}, {kQueues, marrow::Sharing::block}}) {
+    for (const auto& [contexts, sharing] : {std::pair{kQueues, marrow::Sharing::thread},
+                                            {1, marrow::Sharing::thread},
+                                            {kQueues, marrow::Sharing::block}}) {
       auto device = comm.device_communicator({.contexts = contexts, .sharing = sharing});
       device.close();
     }
@@ -514,16 +525,18 @@ void write_json(const char* path) {
   const char* comma = "";
   for (const Row& r : rows) {
     const Summary& m = r.summary;
-    std::fprintf(file,
-                 "%s\n{\"what\":\"%s\",\"unit\":\"%s\",\"kind\":\"%s\",%s\"devices\":[{\"role\":\"kernels\","
-                 "\"device\":\"gpu\",\"name\":\"%s\"}%s],\"parameters\":{\"bytes\":%zu,\"queues\":%d,"
-                 "\"worker_threads\":%d},\"statistics\":{\"count\":%zu,\"min\":%.3f,\"median\":%.3f,"
-                 "\"mean\":%.3f,\"p99\":%.3f,\"max\":%.3f,\"stddev\":%.3f},\"verified\":true,\"note\":\"%s\"}",
-                 comma, r.what.c_str(), r.unit.c_str(), r.emulated ? "emulated" : "measured",
-                 r.emulated ? "\"path\":\"gda\"," : "", properties.name,
-                 r.emulated ? ",{\"role\":\"NIC\",\"device\":\"softnic\",\"name\":\"GPU engine\"}" : "",
-                 r.bytes, r.queues, r.worker_threads, m.samples.size(), m.min, m.median, m.mean, m.p99, m.max,
-                 m.stddev, r.note.c_str());
+    std::fprintf(
+        file,
+        "%s\n{\"what\":\"%s\",\"unit\":\"%s\",\"kind\":\"%s\",%s\"devices\":[{\"role\":\"kernels\","
+        "\"device\":\"gpu\",\"name\":\"%s\"}%s],\"parameters\":{\"bytes\":%zu,\"queues\":%d,"
+        "\"worker_threads\":%d},\"statistics\":{\"count\":%zu,\"min\":%.3f,\"median\":%.3f,"
+        "\"mean\":%.3f,\"p99\":%.3f,\"max\":%.3f,\"stddev\":%.3f},\"verified\":true,\"note\":\"%"
+        "s\"}",
+        comma, r.what.c_str(), r.unit.c_str(), r.emulated ? "emulated" : "measured",
+        r.emulated ? "\"path\":\"gda\"," : "", properties.name,
+        r.emulated ? ",{\"role\":\"NIC\",\"device\":\"softnic\",\"name\":\"GPU engine\"}" : "",
+        r.bytes, r.queues, r.worker_threads, m.samples.size(), m.min, m.median, m.mean, m.p99,
+        m.max, m.stddev, r.note.c_str());
     comma = ",";
   }
   std::fprintf(file, "\n]\n");
@@ -535,7 +548,9 @@ void write_json(const char* path) {
 
 int main(int argc, char** argv) {
   using namespace floors;
-  ::alarm(120);
+  ::alarm(60);
+  // A kernel that is loaded when it is first launched would wait for the engines, which never end.
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   const char* json = argc > 2 && !std::strcmp(argv[1], "--json") ? argv[2] : nullptr;
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count < 2) {

@@ -214,6 +214,15 @@ void GpuEngine::end_block() noexcept {
   }
 }
 
+/// A crashed kernel, ours or the user's, takes the whole context with it.
+void GpuEngine::look_for_crash() {
+  if (!running_ || !broken_.empty()) return;
+  const cuda::Result result = driver().stream_query(stream_.handle());
+  if (result == cuda::Result::success || result == cuda::Result::not_ready) return;
+  running_ = false;
+  broken(base::cat("the GPU engine's block on GPU ", device(), " failed: ", cuda::text(result)));
+}
+
 void GpuEngine::beat() {
   std::atomic_ref<std::uint64_t>(mailbox_->heartbeat).fetch_add(1, std::memory_order_relaxed);
 }
@@ -546,6 +555,7 @@ void GpuEngine::attend() {
   const Nanoseconds now = HostEnv::now();
   if (now - watched_ > kMillisecond) {
     watched_ = now;
+    look_for_crash();
     watch_peers();
   }
   if (now - tidied_ > 100 * kMillisecond) {

@@ -80,6 +80,7 @@ class GpuEngine final : public Regions::Watcher {
   void start_block();
   void end_block() noexcept;
   bool block_left();
+  void look_for_crash();
   void serve();
   void attend();
   void answer_requests();

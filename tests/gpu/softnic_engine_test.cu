@@ -27,8 +27,10 @@ TEST(SoftnicGpuEngine, RandomWqesAgainstTheModel) {
   const auto start = std::chrono::steady_clock::now();
   for (int q = 0; q < queues; ++q) {
     threads.emplace_back([&, q] {
-      for (std::uint64_t round = 0; done < wqes && !stop && !::testing::Test::HasFatalFailure(); ++round) {
-        compare_with_model(1000 * (q + 1) + round, q % 4 == 0 ? 6 : 10, 200'000, 4000, job, &done, &stop);
+      for (std::uint64_t round = 0; done < wqes && !stop && !::testing::Test::HasFatalFailure();
+           ++round) {
+        compare_with_model(1000 * (q + 1) + round, q % 4 == 0 ? 6 : 10, 200'000, 4000, job, &done,
+                           &stop);
       }
     });
   }
@@ -38,7 +40,8 @@ TEST(SoftnicGpuEngine, RandomWqesAgainstTheModel) {
   }
   stop = true;
   for (std::thread& thread : threads) thread.join();
-  const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double took =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   std::printf("%llu WQEs over %d queue pairs in %.1f s, zero mismatches expected\n",
               static_cast<unsigned long long>(done.load()), queues, took);
   EXPECT_GE(done, std::min<std::uint64_t>(wqes, 10'000));
@@ -56,7 +59,7 @@ void expect_failure(Syndrome syndrome, Post&& post) {
   post(pair, words, key, rkey);
   const std::uint16_t after = pair.a.nop();
   const Completed bad = pair.a.cq.poll();
-  ASSERT_TRUE(bad.arrived);
+  ASSERT_TRUE(bad.arrived) << pair.a.progress();
   EXPECT_EQ(bad.opcode, kRequesterError);
   EXPECT_EQ(int(bad.syndrome), int(syndrome));
   const Completed flushed = pair.a.cq.poll();
@@ -77,29 +80,34 @@ void expect_failure(Syndrome syndrome, Post&& post) {
 }
 
 TEST(SoftnicGpuEngine, BadRemoteKey) {
-  expect_failure(kRemoteAccessError, [](Pair& p, std::uint64_t* w, std::uint32_t key, std::uint32_t rkey) {
-    p.a.write(w, 8, key, Endpoint::u64(w + 256), rkey ^ 1);
-  });
+  expect_failure(kRemoteAccessError,
+                 [](Pair& p, std::uint64_t* w, std::uint32_t key, std::uint32_t rkey) {
+                   p.a.write(w, 8, key, Endpoint::u64(w + 256), rkey ^ 1);
+                 });
 }
 TEST(SoftnicGpuEngine, KeyOfNobody) {
-  expect_failure(kRemoteAccessError, [](Pair& p, std::uint64_t* w, std::uint32_t key, std::uint32_t) {
-    p.a.write(w, 8, key, Endpoint::u64(w + 256), 0x123400);
-  });
+  expect_failure(kRemoteAccessError,
+                 [](Pair& p, std::uint64_t* w, std::uint32_t key, std::uint32_t) {
+                   p.a.write(w, 8, key, Endpoint::u64(w + 256), 0x123400);
+                 });
 }
 TEST(SoftnicGpuEngine, BadLocalKey) {
-  expect_failure(kLocalProtectionError, [](Pair& p, std::uint64_t* w, std::uint32_t key, std::uint32_t rkey) {
-    p.a.write(w, 8, key ^ 1, Endpoint::u64(w + 256), rkey);
-  });
+  expect_failure(kLocalProtectionError,
+                 [](Pair& p, std::uint64_t* w, std::uint32_t key, std::uint32_t rkey) {
+                   p.a.write(w, 8, key ^ 1, Endpoint::u64(w + 256), rkey);
+                 });
 }
 TEST(SoftnicGpuEngine, LengthPastTheRegion) {
-  expect_failure(kRemoteAccessError, [](Pair& p, std::uint64_t* w, std::uint32_t key, std::uint32_t rkey) {
-    p.a.write(w, 16, key, Endpoint::u64(w + 256) + 1016, rkey);
-  });
+  expect_failure(kRemoteAccessError,
+                 [](Pair& p, std::uint64_t* w, std::uint32_t key, std::uint32_t rkey) {
+                   p.a.write(w, 16, key, Endpoint::u64(w + 256) + 1016, rkey);
+                 });
 }
 TEST(SoftnicGpuEngine, LocalLengthPastTheRegion) {
-  expect_failure(kLocalProtectionError, [](Pair& p, std::uint64_t* w, std::uint32_t key, std::uint32_t rkey) {
-    p.a.write(w + 255, 16, key, Endpoint::u64(w + 256), rkey);
-  });
+  expect_failure(kLocalProtectionError,
+                 [](Pair& p, std::uint64_t* w, std::uint32_t key, std::uint32_t rkey) {
+                   p.a.write(w + 255, 16, key, Endpoint::u64(w + 256), rkey);
+                 });
 }
 TEST(SoftnicGpuEngine, MisalignedAtomic) {
   expect_failure(kRemoteInvalidRequestError,

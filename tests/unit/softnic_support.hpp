@@ -63,10 +63,10 @@ class Pages {
     if (test_gpu() < 0) return;
     context_ = cuda::Context::of(test_gpu());
     const cuda::Current current(*context_);
-    cuda::check(cuda::driver().host_register(
-                    mapping_.data(), mapping_.size(),
-                    cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap),
-                "registering a test's memory");
+    cuda::check(
+        cuda::driver().host_register(mapping_.data(), mapping_.size(),
+                                     cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap),
+        "registering a test's memory");
   }
   Pages(Pages&&) noexcept = default;
   Pages& operator=(Pages&& other) noexcept {
@@ -323,6 +323,20 @@ class Endpoint {
     set(in, command::object, qpn);
     EXPECT_EQ(nic().devx_obj_query(object, in, sizeof in, out, sizeof out), 0);
     return static_cast<unsigned>(get(out + query_qp::kContext, qpc::state));
+  }
+
+  /// How far the NIC is, in words.
+  std::string progress() const {
+    std::uint8_t in[query_qp::kInBytes] = {};
+    std::uint8_t out[query_qp::kOutBytes] = {};
+    set(in, command::opcode, kQueryQp);
+    set(in, command::object, qpn);
+    if (nic().devx_obj_query(object, in, sizeof in, out, sizeof out) != 0)
+      return nic().last_error();
+    const std::uint8_t* c = out + query_qp::kContext;
+    return "state " + std::to_string(get(c, qpc::state)) + ", done to " +
+           std::to_string(get(c, qpc::hw_sq_index)) + ", known to " +
+           std::to_string(get(c, qpc::sw_sq_index)) + ", posted to " + std::to_string(producer);
   }
 
   static constexpr unsigned kAllAccess =
