@@ -30,10 +30,12 @@ struct Board {
 };
 
 struct Block {
+  Launch launch;
   QueuePair queue_pairs[kHotQueuePairs];
   CompletionQueue completion_queues[kHotCompletionQueues];
   Work work[kWorkers];
   Region cache[kWorkers][kCachedRegions];
+  CopyPiece piece[kWorkers];        ///< what QueueMachine wants to have moved
   std::uint64_t request[kWorkers];  ///< for a key, see Mailbox::wanted; 0: none
   std::uint64_t failures[kWorkers];
   Board board;
@@ -49,6 +51,12 @@ struct Block {
 };
 static_assert(sizeof(Block) <= 227 * 1024);
 
+/// Everything that warps look at often is in shared memory, and reached without a pointer: the acquire load of
+/// each doorbell empties L1, so a pointer, a parameter or a spilled register in memory would cost a trip to L2
+/// every time.
+__device__ __forceinline__ Block& the_block() { return *dynamic_shared<Block>(); }
+__device__ __forceinline__ const Launch& the_launch() { return the_block().launch; }
+
 template <class T>
 __device__ T volatile_load(const T& word) {
   return *const_cast<const volatile T*>(&word);
@@ -58,27 +66,33 @@ __device__ void volatile_store(T& word, T value) {
   *const_cast<volatile T*>(&word) = value;
 }
 
-__device__ inline QueuePair& queue_pair(Block& block, Tables& tables, std::uint32_t index) {
-  return index < kHotQueuePairs ? block.queue_pairs[index] : tables.queue_pairs[index];
+__device__ __forceinline__ QueuePair& queue_pair(std::uint32_t index) {
+  return index < kHotQueuePairs ? the_block().queue_pairs[index]
+                                : the_launch().tables->queue_pairs[index];
 }
-__device__ inline CompletionQueue& completion_queue(Block& block, Tables& tables,
-                                                    std::uint32_t index) {
-  return index < kHotCompletionQueues ? block.completion_queues[index]
-                                      : tables.completion_queues[index];
+__device__ __forceinline__ CompletionQueue& completion_queue(std::uint32_t index) {
+  return index < kHotCompletionQueues ? the_block().completion_queues[index]
+                                      : the_launch().tables->completion_queues[index];
+}
+
+/// Whether there is a chunk to take.
+__device__ __forceinline__ bool is_open(std::uint64_t next) {
+  return static_cast<std::uint32_t>(next) < static_cast<std::uint32_t>(next >> 32);
+}
+__device__ __forceinline__ bool board_open() {
+  return is_open(volatile_load(the_block().board.next));
 }
 
 /// Takes one chunk of the copy on the board, if there is one. By a whole warp. @return whether it did
-__device__ inline bool help(Board& board, unsigned lane) {
-  const auto open = [](std::uint64_t word) {
-    return static_cast<std::uint32_t>(word) < static_cast<std::uint32_t>(word >> 32);
-  };
+__device__ inline bool help(unsigned lane) {
+  Board& board = the_block().board;
   std::uint64_t mine = 0;
-  if (lane == 0 && open(volatile_load(board.next))) {
+  if (lane == 0 && board_open()) {
     mine = atomicAdd(reinterpret_cast<unsigned long long*>(&board.next), 1ull);
     __threadfence_block();  // what describes the copy was written before
   }
   mine = __shfl_sync(0xffffffffu, mine, 0);
-  if (!open(mine)) return false;
+  if (!is_open(mine)) return false;
   const auto chunk = static_cast<std::uint32_t>(mine);
   const std::uint64_t start = chunk * kChunk;
   const std::uint64_t total = volatile_load(board.bytes);
@@ -93,7 +107,8 @@ __device__ inline bool help(Board& board, unsigned lane) {
 }
 
 /// Copies with whoever is free. By a whole warp; complete when it returns.
-__device__ inline void copy_together(Board& board, unsigned lane, const CopyPiece& piece) {
+__device__ inline void copy_together(unsigned lane, const CopyPiece& piece) {
+  Board& board = the_block().board;
   if (piece.bytes <= kTogether) {
     copy(piece.to, piece.from, piece.bytes, lane, 32);
     __syncwarp();
@@ -103,7 +118,7 @@ __device__ inline void copy_together(Board& board, unsigned lane, const CopyPiec
     std::uint32_t busy = 0;
     if (lane == 0) busy = atomicCAS(&board.taken, 0u, 1u);
     if (__shfl_sync(0xffffffffu, busy, 0) == 0) break;
-    help(board, lane);
+    help(lane);
   }
   const auto chunks = static_cast<std::uint32_t>((piece.bytes + kChunk - 1) / kChunk);
   if (lane == 0) {
@@ -115,7 +130,7 @@ __device__ inline void copy_together(Board& board, unsigned lane, const CopyPiec
     volatile_store(board.next, std::uint64_t{chunks} << 32);
   }
   __syncwarp();
-  while (help(board, lane)) {
+  while (help(lane)) {
   }
   if (lane == 0) {
     while (volatile_load(board.done) != chunks) {
@@ -131,19 +146,18 @@ class GpuEnv {
  public:
   using Access = GpuAccess;
 
-  __device__ GpuEnv(Block& block, const Launch& launch, unsigned warp)
-      : block_(block), launch_(launch), warp_(warp) {}
+  explicit __device__ GpuEnv(unsigned warp) : warp_(warp) {}
 
-  __device__ std::uint32_t process() const { return launch_.process; }
-  __device__ Work& work(QueuePair&) { return block_.work[warp_]; }
+  __device__ std::uint32_t process() const { return the_launch().process; }
+  __device__ Work& work(QueuePair&) { return the_block().work[warp_]; }
 
   /// A region of the table by way of this warp's cache. One lane at a time.
   __device__ const Region* find(std::uint32_t key) {
     const std::uint32_t slot = key >> 8;
     if (slot < kFirstRegion || slot >= kMaxRegions) return nullptr;
-    Region& near = block_.cache[warp_][slot % kCachedRegions];
+    Region& near = the_block().cache[warp_][slot % kCachedRegions];
     if (near.key != key) {
-      const Region& far = launch_.tables->regions[slot];
+      const Region& far = the_launch().tables->regions[slot];
       if (far.key != key) return nullptr;
       near = far;
     }
@@ -151,23 +165,24 @@ class GpuEnv {
   }
   /// Only what the cache has: for many lanes at once.
   __device__ const Region* near(std::uint32_t key) const {
-    const Region& region = block_.cache[warp_][(key >> 8) % kCachedRegions];
+    const Region& region = the_block().cache[warp_][(key >> 8) % kCachedRegions];
     return region.key == key && key != 0 ? &region : nullptr;
   }
 
   __device__ const Region* local(std::uint32_t key) {
     const Region* region = find(key);
-    return region != nullptr && region->process == launch_.process ? region : nullptr;
+    return region != nullptr && region->process == the_launch().process ? region : nullptr;
   }
   /// A key that the table lacks may be of another process, not yet mapped: the host is asked once.
   __device__ const Region* remote(std::uint32_t key, bool& later) {
     if (const Region* region = find(key)) return region;
     const std::uint32_t slot = key >> 8;
     if (slot < kFirstRegion || slot >= kMaxRegions) return nullptr;
-    std::uint64_t& request = block_.request[warp_];
+    std::uint64_t& request = the_block().request[warp_];
     later = true;
     if ((request & 1ull << 63) != 0) {  // one is under way
-      if (GpuAccess::load_acquire(&launch_.mailbox->answered[warp_]) != request) return nullptr;
+      if (GpuAccess::load_acquire(&the_launch().mailbox->answered[warp_]) != request)
+        return nullptr;
       const bool ours = static_cast<std::uint32_t>(request) == key;
       request &= ~(1ull << 63);
       if (ours) {
@@ -176,7 +191,7 @@ class GpuEnv {
       }
     }
     request = ((request >> 32) + 1) << 32 | key | 1ull << 63;
-    store_relaxed<Scope::system>(&launch_.mailbox->wanted[warp_], request);
+    store_relaxed<Scope::system>(&the_launch().mailbox->wanted[warp_], request);
     return nullptr;
   }
 
@@ -189,13 +204,12 @@ class GpuEnv {
   __device__ QpSlot& peer_slot(const QueuePair& qp) const { return *qp.peer_slot; }
   __device__ void ring(QpSlot& slot) const {
     const std::uint32_t process = GpuAccess::load_relaxed(word(slot.process)) % kMaxProcesses;
-    auto* rings = word(launch_.directory->processes[process].inbox_rings);
+    auto* rings = word(the_launch().directory->processes[process].inbox_rings);
     atomicAdd_system(reinterpret_cast<unsigned long long*>(rings), 1ull);
   }
 
   __device__ CompletionQueue* completion_queue(std::uint32_t cqn) const {
-    CompletionQueue& found =
-        gpu::completion_queue(block_, *launch_.tables, completion_queue_slot(cqn));
+    CompletionQueue& found = gpu::completion_queue(completion_queue_slot(cqn));
     return cqn != 0 && found.cqn == cqn ? &found : nullptr;
   }
   __device__ bool post(CompletionQueue& cq, const Completion& completion) const {
@@ -233,46 +247,48 @@ class GpuEnv {
     // Release: who learns of the failure finds its completion entry.
     GpuAccess::store_release(word(qp.slot->state), state);
     if (state == mlx5::kError) {
-      publish<Scope::system>(Store{&launch_.mailbox->failures[warp_], ++block_.failures[warp_]});
+      publish<Scope::system>(
+          Store{&the_launch().mailbox->failures[warp_], ++the_block().failures[warp_]});
     }
   }
 
   // --- faults: as class Faults, with counters that all warps share -----------------------------------
 
   __device__ Fate next_wqe() const {
-    const FaultOptions& f = launch_.faults;
+    const FaultOptions& f = the_launch().faults;
     if (f.any == 0) return Fate::normal;
-    const std::uint64_t number = count(launch_.tables->wqes);
+    const std::uint64_t number = count(the_launch().tables->wqes);
     if (number == f.drop) return Fate::dropped;
     if (number == f.error_at) return Fate::failed;
     if (number == f.stall) return Fate::stalled;
     return Fate::normal;
   }
   __device__ Nanoseconds delay() const {
-    const Nanoseconds most = launch_.faults.delay;
+    const Nanoseconds most = the_launch().faults.delay;
     return most == 0 ? 0 : pick(most + 1);
   }
   __device__ bool corrupts_write() const {
-    return launch_.faults.corrupt != 0 && count(launch_.tables->writes) == launch_.faults.corrupt;
+    return the_launch().faults.corrupt != 0 &&
+           count(the_launch().tables->writes) == the_launch().faults.corrupt;
   }
   __device__ std::uint64_t pick(std::uint64_t bound) const {
-    std::uint64_t z = atomicAdd(reinterpret_cast<unsigned long long*>(&launch_.tables->random),
+    std::uint64_t z = atomicAdd(reinterpret_cast<unsigned long long*>(&the_launch().tables->random),
                                 0x9e3779b97f4a7c15ull) +
-                      launch_.faults.seed;
+                      the_launch().faults.seed;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
     return (z ^ (z >> 31)) % bound;
   }
-  __device__ bool skips_queue() const { return launch_.faults.reorder != 0 && pick(4) == 0; }
-  __device__ Nanoseconds retry_limit() const { return launch_.faults.retry; }
+  __device__ bool skips_queue() const { return the_launch().faults.reorder != 0 && pick(4) == 0; }
+  __device__ Nanoseconds retry_limit() const { return the_launch().faults.retry; }
   __device__ void stall(Nanoseconds now) const {
-    volatile_store(launch_.tables->stalled_until, launch_.faults.stall_time == 0
-                                                      ? ~Nanoseconds{0}
-                                                      : now + launch_.faults.stall_time);
+    volatile_store(the_launch().tables->stalled_until, the_launch().faults.stall_time == 0
+                                                           ? ~Nanoseconds{0}
+                                                           : now + the_launch().faults.stall_time);
     __threadfence_block();
-    volatile_store(block_.stalled, 1u);
+    volatile_store(the_block().stalled, 1u);
   }
-  __device__ bool stalled() const { return volatile_load(block_.stalled) != 0; }
+  __device__ bool stalled() const { return volatile_load(the_block().stalled) != 0; }
 
   __device__ void failed(const QueuePair&, const Control&, mlx5::Syndrome) const {}
   __device__ void overran(const QueuePair&) const {}
@@ -282,8 +298,6 @@ class GpuEnv {
     return atomicAdd(reinterpret_cast<unsigned long long*>(&counter), 1ull) + 1;
   }
 
-  Block& block_;
-  const Launch& launch_;
   unsigned warp_;
 };
 

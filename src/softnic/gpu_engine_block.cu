@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The NIC as one persistent block on a GPU. 31 warps serve queues (queue i is warp i % 31's), a lane looks at
+// The NIC as one persistent block on a GPU. 15 warps serve queues (queue i is warp i % 15's), a lane looks at
 // one queue's doorbell; WQEs run through QueueMachine, by one lane, except that runs of small WRITEs go a WQE a
 // lane and long copies take all warps that are free. The last warp, the manager, carries out the host's
 // commands while the others stand still, and ends the block when the host says so, when there is nothing to
@@ -20,14 +20,28 @@ __device__ T from_lane(T value, int lane) {
   return __shfl_sync(kAll, value, lane);
 }
 
-/// QueueMachine's step; apart, so that its registers do not count in the loops around it.
-__device__ __noinline__ Turn general_step(GpuEnv& env, QueuePair& qp, CopyPiece& piece) {
-  return QueueMachine<GpuEnv>(env).advance(qp, now_ns(), piece);
+__device__ __noinline__ void help_all(unsigned lane) {
+  while (help(lane)) {
+  }
 }
-__device__ __noinline__ bool notice(GpuEnv& env, QueuePair& qp, const Hints& hints) {
-  return QueueMachine<GpuEnv>(env).notice(qp, hints);
+__device__ __noinline__ void copy_now(unsigned lane, unsigned warp) {
+  copy_together(lane, the_block().piece[warp]);
 }
-__device__ __noinline__ bool serve_inbox(GpuEnv& env, QueuePair& qp) {
+
+/// QueueMachine's steps; apart, so that their registers do not count in the loops around them.
+__device__ __noinline__ Turn general_step(unsigned warp, QueuePair& qp) {
+  GpuEnv env(warp);
+  CopyPiece piece;
+  const Turn turn = QueueMachine<GpuEnv>(env).advance(qp, now_ns(), piece);
+  if (turn == Turn::copy) the_block().piece[warp] = piece;
+  return turn;
+}
+__device__ __noinline__ void stop_overrun(unsigned warp, QueuePair& qp) {
+  GpuEnv env(warp);
+  QueueMachine<GpuEnv>(env).stop_overrun(qp);
+}
+__device__ __noinline__ bool serve_inbox(unsigned warp, QueuePair& qp) {
+  GpuEnv env(warp);
   return QueueMachine<GpuEnv>(env).serve_inbox(qp);
 }
 
@@ -44,7 +58,8 @@ struct Small {
 
 /// A WRITE of one aligned word, or a NOP, that passes every check; everything else is left to QueueMachine,
 /// which says what is wrong with it.
-__device__ Small small_write(GpuEnv& env, QueuePair& qp, std::uint16_t index) {
+__device__ __forceinline__ Small small_write(const GpuEnv& env, const QueuePair& qp,
+                                             std::uint16_t index) {
   using mlx5::from_big32;
   Small small;
   const auto* block = reinterpret_cast<const uint4*>(qp.sq + (index & (qp.depth - 1)) *
@@ -108,48 +123,46 @@ __device__ std::uint64_t best(std::uint64_t value, Better&& better) {
 
 class Worker {
  public:
-  __device__ Worker(Block& block, const Launch& launch, unsigned warp, unsigned lane)
-      : block_(block), launch_(launch), env_(block, launch, warp), warp_(warp), lane_(lane) {}
+  __device__ Worker(unsigned warp, unsigned lane) : warp_(warp), lane_(lane) {}
 
   __device__ void work() {
     std::uint32_t halts = 0;
-    std::uint32_t inboxes = volatile_load(block_.inboxes);
+    std::uint32_t inboxes = volatile_load(the_block().inboxes);
     for (;;) {
       if (!go_on(halts)) return;
-      while (help(block_.board, lane_)) {
-      }
-      const std::uint32_t requests = from_lane(volatile_load(block_.inboxes), 0);
+      if (from_lane(board_open(), 0)) help_all(lane_);
+      const std::uint32_t requests = from_lane(volatile_load(the_block().inboxes), 0);
       const bool answer = requests != inboxes;
       inboxes = requests;
-      const std::uint32_t count = from_lane(volatile_load(block_.queue_count), 0);
-      if (from_lane(volatile_load(block_.stalled), 0) != 0) continue;
+      const std::uint32_t count = from_lane(volatile_load(the_block().queue_count), 0);
+      if (from_lane(volatile_load(the_block().stalled), 0) != 0) continue;
       bool active = false;
       for (std::uint32_t first = warp_; first < count; first += kWorkers * 32) {
         active |= look(first, count);
         if (answer) active |= answer_peers(first, count);
       }
-      if (active && lane_ == 0) volatile_store(block_.active, 1u);
+      if (active && lane_ == 0) volatile_store(the_block().active, 1u);
     }
   }
 
  private:
   /// Halts while the manager changes tables. @return false when the block ends
   __device__ bool go_on(std::uint32_t& halts) {
-    const std::uint32_t wanted = from_lane(volatile_load(block_.stop), 0);
+    const std::uint32_t wanted = from_lane(volatile_load(the_block().stop), 0);
     if (wanted == halts) return true;
     halts = wanted;
     if (lane_ == 0) {
       __threadfence_block();
-      atomicAdd(&block_.stopped, 1u);
+      atomicAdd(&the_block().stopped, 1u);
     }
     for (;;) {
-      if (from_lane(volatile_load(block_.quit), 0) != 0) return false;
-      if (from_lane(volatile_load(block_.go), 0) == wanted) break;
+      if (from_lane(volatile_load(the_block().quit), 0) != 0) return false;
+      if (from_lane(volatile_load(the_block().go), 0) == wanted) break;
     }
     if (lane_ == 0) __threadfence_block();
     // What the tables said may have changed.
-    if (lane_ < kCachedRegions) block_.cache[warp_][lane_].key = 0;
-    if (lane_ == 0) block_.work[warp_].qpn = 0;
+    if (lane_ < kCachedRegions) the_block().cache[warp_][lane_].key = 0;
+    if (lane_ == 0) the_block().work[warp_].qpn = 0;
     __syncwarp();
     return true;
   }
@@ -160,11 +173,10 @@ class Worker {
     Hints hints;
     bool due = false;
     if (index < count) {
-      const QueuePair& qp = queue_pair(block_, *launch_.tables, index);
+      const QueuePair& qp = queue_pair(index);
       if (qp.depth != 0 && (qp.state == mlx5::kReadyToSend || qp.state == mlx5::kError)) {
         hints = poll(qp);
-        due = hints.doorbell != qp.last_doorbell || hints.record != qp.last_record ||
-              qp.consumer != qp.producer;
+        due = changed(qp, hints) || qp.consumer != qp.producer;
       }
     }
     std::uint32_t left = __ballot_sync(kAll, due);
@@ -172,32 +184,44 @@ class Worker {
     while (left != 0) {
       const int lane = __ffs(static_cast<int>(left)) - 1;
       left &= left - 1;
-      const Hints its{from_lane(hints.doorbell, lane), from_lane(hints.record, lane)};
-      active |= serve(queue_pair(block_, *launch_.tables, first + lane * kWorkers), its);
+      Hints its;
+      its.doorbell = from_lane(hints.doorbell, lane);
+      its.other_doorbell = from_lane(hints.other_doorbell, lane);
+      its.record = from_lane(hints.record, lane);
+      active |= serve(queue_pair(first + lane * kWorkers), its);
     }
     return active;
   }
 
-  /// Both words with one round trip. The acquire meets the poster's release before its doorbell, so its
-  /// WQEs and payload are readable; a record that changed alone is followed by a fence instead.
+  __device__ static bool changed(const QueuePair& qp, const Hints& hints) {
+    return hints.doorbell != qp.last_doorbell || hints.record != qp.last_record ||
+           hints.other_doorbell != qp.last_other_doorbell;
+  }
+
+  /// All words with one round trip. The acquire meets the poster's release before its doorbell, so its
+  /// WQEs and payload are readable; another word that changed alone is followed by a fence instead.
   __device__ static Hints poll(const QueuePair& qp) {
     Hints hints;
     if (qp.record != nullptr) {
       hints.record = load_relaxed<Scope::system>(&qp.record->send);
     }
+    if (qp.other_doorbell != nullptr) {
+      hints.other_doorbell = load_relaxed<Scope::system>(qp.other_doorbell);
+    }
     if (qp.doorbell != nullptr) {
       hints.doorbell = observe<Scope::system>(qp.doorbell);
     }
-    if (hints.record != qp.last_record && hints.doorbell == qp.last_doorbell) {
-      settle<Scope::system>();
-    }
+    if (hints.doorbell == qp.last_doorbell && changed(qp, hints)) settle<Scope::system>();
     return hints;
   }
 
   __device__ bool serve(QueuePair& qp, const Hints& hints) {
-    if (env_.skips_queue()) return false;
+    if (the_launch().faults.reorder != 0 && from_lane(env().skips_queue(), 0)) return false;
     bool good = true;
-    if (lane_ == 0) good = notice_quickly(qp, hints);
+    if (lane_ == 0 && !update_producer(qp, hints) && qp.state == mlx5::kReadyToSend) {
+      good = false;
+      stop_overrun(warp_, qp);
+    }
     __syncwarp();
     if (!from_lane(good, 0)) return true;
     bool active = false;
@@ -209,44 +233,33 @@ class Worker {
         continue;
       }
       Turn turn = Turn::idle;
-      CopyPiece piece;
-      if (lane_ == 0 && qp.consumer != qp.producer) turn = general_step(env_, qp, piece);
+      if (lane_ == 0 && qp.consumer != qp.producer) turn = general_step(warp_, qp);
       turn = static_cast<Turn>(from_lane(static_cast<int>(turn), 0));
       __syncwarp();
       if (turn == Turn::idle) break;
       active = true;
       if (turn == Turn::more) break;
       ++turns;
-      if (turn == Turn::copy) {
-        piece.to =
-            reinterpret_cast<std::byte*>(from_lane(reinterpret_cast<std::uint64_t>(piece.to), 0));
-        piece.from = reinterpret_cast<const std::byte*>(
-            from_lane(reinterpret_cast<std::uint64_t>(piece.from), 0));
-        piece.bytes = from_lane(piece.bytes, 0);
-        copy_together(block_.board, lane_, piece);
-      }
+      if (turn == Turn::copy) copy_now(lane_, warp_);
     }
     return active;
   }
 
-  __device__ bool notice_quickly(QueuePair& qp, const Hints& hints) {
-    if (hints.doorbell == qp.last_doorbell && hints.record == qp.last_record) return true;
-    return notice(env_, qp, hints);
-  }
+  __device__ GpuEnv env() const { return GpuEnv(warp_); }
 
   /// A run of small WRITEs at the queue's head, a lane each, with one release for all their completions.
   /// @return how many, 0: the head is none
   __device__ std::uint32_t serve_small(QueuePair& qp) {
     const auto pending = static_cast<std::uint16_t>(qp.producer - qp.consumer);
     if (pending == 0 || qp.state != mlx5::kReadyToSend || qp.stage != QueuePair::Stage::fetch ||
-        qp.peer.answer != PeerFacts::connected || launch_.faults.any != 0) {
+        qp.peer.answer != PeerFacts::connected || the_launch().faults.any != 0) {
       return 0;
     }
     CompletionQueue& cq = *qp.send_cq;
     if (cq.shared != 0 || !cq.overrun_ignored || cq.overrun) return 0;
     Small small;
     if (lane_ < pending) {
-      small = small_write(env_, qp, static_cast<std::uint16_t>(qp.consumer + lane_));
+      small = small_write(env(), qp, static_cast<std::uint16_t>(qp.consumer + lane_));
     }
     const std::uint32_t bad = __ballot_sync(kAll, !small.good);
     std::uint32_t run = bad == 0 ? 32 : __ffs(static_cast<int>(bad)) - 1;
@@ -319,46 +332,42 @@ class Worker {
     __syncwarp();
   }
 
-  __device__ bool answer_peers(std::uint32_t first, std::uint32_t count) {
+  __device__ __noinline__ bool answer_peers(std::uint32_t first, std::uint32_t count) {
     bool active = false;
     for (std::uint32_t i = 0; i < 32 && first + i * kWorkers < count; ++i) {
-      QueuePair& qp = queue_pair(block_, *launch_.tables, first + i * kWorkers);
+      QueuePair& qp = queue_pair(first + i * kWorkers);
       if (lane_ == 0 && qp.slot != nullptr && qp.state != mlx5::kReset) {
-        active |= serve_inbox(env_, qp);
+        active |= serve_inbox(warp_, qp);
       }
     }
     __syncwarp();
     return from_lane(active, 0);
   }
 
-  Block& block_;
-  const Launch& launch_;
-  GpuEnv env_;
   unsigned warp_;
   unsigned lane_;
 };
 
 class Manager {
  public:
-  __device__ Manager(Block& block, const Launch& launch, unsigned lane)
-      : block_(block), launch_(launch), lane_(lane) {}
+  explicit __device__ Manager(unsigned lane) : lane_(lane) {}
 
   __device__ void work() {
-    std::uint64_t done = load_relaxed<Scope::system>(&launch_.mailbox->done);
+    std::uint64_t done = load_relaxed<Scope::system>(&the_launch().mailbox->done);
     std::uint64_t beat = ~std::uint64_t{0};
     Nanoseconds beat_at = now_ns(), active_at = beat_at, looked_at = beat_at;
     for (;;) {
-      help(block_.board, lane_);
+      help(lane_);
       const Nanoseconds now = now_ns();
-      const Cell16 words = load_cell(&launch_.mailbox->heartbeat);
+      const Cell16 words = load_cell(&the_launch().mailbox->heartbeat);
       const std::uint64_t command = from_lane(words.high, 0);
       if (lane_ == 0) {
         if (words.low != beat) {
           beat = words.low;
           beat_at = now;
         }
-        if (volatile_load(block_.active) != 0) {
-          volatile_store(block_.active, 0u);
+        if (volatile_load(the_block().active) != 0) {
+          volatile_store(the_block().active, 0u);
           active_at = now;
         }
         if (now - looked_at > 20'000) {
@@ -375,8 +384,8 @@ class Manager {
         __syncwarp();
         if (lane_ == 0) {
           __threadfence_block();
-          volatile_store(block_.go, halts_);
-          publish<Scope::system>(Store{&launch_.mailbox->done, done});
+          volatile_store(the_block().go, halts_);
+          publish<Scope::system>(Store{&the_launch().mailbox->done, done});
         }
         active_at = now_ns();
       }
@@ -384,15 +393,15 @@ class Manager {
       if (lane_ == 0) {
         if ((command & kQuit) != 0) {
           left = Left::asked;
-        } else if (now > active_at && now - active_at > launch_.idle) {
+        } else if (now > active_at && now - active_at > the_launch().idle) {
           left = Left::idle;
-        } else if (now > beat_at && now - beat_at > launch_.heartbeat) {
+        } else if (now > beat_at && now - beat_at > the_launch().heartbeat) {
           left = Left::heartbeat;
         }
       }
       left = static_cast<Left>(from_lane(static_cast<std::uint32_t>(left), 0));
       if (left != Left{}) {
-        if (lane_ == 0) volatile_store(block_.quit, static_cast<std::uint32_t>(left));
+        if (lane_ == 0) volatile_store(the_block().quit, static_cast<std::uint32_t>(left));
         halt();
         return;
       }
@@ -404,84 +413,81 @@ class Manager {
   __device__ void halt() {
     ++halts_;
     if (lane_ == 0) {
-      volatile_store(block_.stopped, 0u);
+      volatile_store(the_block().stopped, 0u);
       __threadfence_block();
-      volatile_store(block_.stop, halts_);
+      volatile_store(the_block().stop, halts_);
     }
     __syncwarp();
-    while (from_lane(volatile_load(block_.stopped), 0) != kWorkers) help(block_.board, lane_);
+    while (from_lane(volatile_load(the_block().stopped), 0) != kWorkers) help(lane_);
     if (lane_ == 0) __threadfence_block();
     __syncwarp();
   }
 
   __device__ void look_around(Nanoseconds now) {
-    if (volatile_load(block_.stalled) != 0) {
-      const Nanoseconds until = volatile_load(launch_.tables->stalled_until);
+    if (volatile_load(the_block().stalled) != 0) {
+      const Nanoseconds until = volatile_load(the_launch().tables->stalled_until);
       if (until != ~Nanoseconds{0} && now >= until) {
-        volatile_store(launch_.tables->stalled_until, Nanoseconds{0});
-        volatile_store(block_.stalled, 0u);
+        volatile_store(the_launch().tables->stalled_until, Nanoseconds{0});
+        volatile_store(the_block().stalled, 0u);
       }
     }
     const std::uint64_t rung = load_relaxed<Scope::system>(
-        word(launch_.directory->processes[launch_.process].inbox_rings));
-    if (rung != launch_.tables->inbox_rings) {
-      launch_.tables->inbox_rings = rung;
+        word(the_launch().directory->processes[the_launch().process].inbox_rings));
+    if (rung != the_launch().tables->inbox_rings) {
+      the_launch().tables->inbox_rings = rung;
       settle<Scope::system>();
-      volatile_store(block_.inboxes, volatile_load(block_.inboxes) + 1);
+      volatile_store(the_block().inboxes, volatile_load(the_block().inboxes) + 1);
     }
   }
 
   __device__ void words_from_host(void* to, std::uint32_t bytes) const {
-    const auto* from = reinterpret_cast<const std::uint64_t*>(launch_.mailbox->payload);
+    const auto* from = reinterpret_cast<const std::uint64_t*>(the_launch().mailbox->payload);
     for (std::uint32_t i = lane_; i < bytes / 8; i += 32)
       static_cast<std::uint64_t*>(to)[i] = load_relaxed<Scope::system>(from + i);
     __syncwarp();
   }
   __device__ void words_to_host(const void* from, std::uint32_t bytes) const {
-    auto* to = reinterpret_cast<std::uint64_t*>(launch_.mailbox->payload);
+    auto* to = reinterpret_cast<std::uint64_t*>(the_launch().mailbox->payload);
     for (std::uint32_t i = lane_; i < bytes / 8; i += 32)
       store_relaxed<Scope::system>(to + i, static_cast<const std::uint64_t*>(from)[i]);
     __syncwarp();
   }
 
   __device__ void carry_out() {
-    const Mailbox& box = *launch_.mailbox;
+    const Mailbox& box = *the_launch().mailbox;
     const auto kind = static_cast<Command>(
         load_relaxed<Scope::system>(reinterpret_cast<const std::uint32_t*>(&box.kind)));
     const std::uint32_t index = load_relaxed<Scope::system>(&box.index);
     const std::uint32_t flags = load_relaxed<Scope::system>(&box.flags);
     const std::uint32_t bytes = load_relaxed<Scope::system>(&box.bytes);
     const std::uint64_t address = load_relaxed<Scope::system>(&box.address);
-    Tables& tables = *launch_.tables;
+    Tables& tables = *the_launch().tables;
     switch (kind) {
       case Command::write: words_from_host(reinterpret_cast<void*>(address), bytes); return;
       case Command::put_queue_pair: {
-        QueuePair& qp = queue_pair(block_, tables, index);
+        QueuePair& qp = queue_pair(index);
         words_from_host(&qp, sizeof qp);
         if (lane_ == 0) adopt(qp, index, flags);
         return;
       }
       case Command::get_queue_pair:
-        words_to_host(&queue_pair(block_, tables, index), sizeof(QueuePair));
-        if (lane_ == 0 && (flags & kFreeze) != 0)
-          queue_pair(block_, tables, index).state = mlx5::kReset;
+        words_to_host(&queue_pair(index), sizeof(QueuePair));
+        if (lane_ == 0 && (flags & kFreeze) != 0) queue_pair(index).state = mlx5::kReset;
         return;
       case Command::put_completion_queue:
-        words_from_host(&completion_queue(block_, tables, index), sizeof(CompletionQueue));
+        words_from_host(&completion_queue(index), sizeof(CompletionQueue));
         return;
       case Command::get_completion_queue:
-        words_to_host(&completion_queue(block_, tables, index), sizeof(CompletionQueue));
+        words_to_host(&completion_queue(index), sizeof(CompletionQueue));
         return;
-      case Command::set_peer:
-        words_from_host(&queue_pair(block_, tables, index).peer, sizeof(PeerFacts));
-        return;
+      case Command::set_peer: words_from_host(&queue_pair(index).peer, sizeof(PeerFacts)); return;
       default: return;
     }
   }
 
   __device__ void adopt(QueuePair& qp, std::uint32_t index, std::uint32_t flags) {
-    qp.send_cq = &completion_queue(block_, *launch_.tables, qp.send_index);
-    qp.receive_cq = &completion_queue(block_, *launch_.tables, qp.receive_index);
+    qp.send_cq = &completion_queue(qp.send_index);
+    qp.receive_cq = &completion_queue(qp.receive_index);
     if ((flags & kPrime) != 0) {
       const Hints hints = load_hints<GpuAccess>(qp);
       qp.last_record = hints.record;
@@ -490,14 +496,14 @@ class Manager {
     if ((flags & kClearCell) != 0 && qp.doorbell != nullptr) {
       store_relaxed<Scope::system>(qp.doorbell, std::uint64_t{0});
     }
-    if (index >= block_.queue_count) volatile_store(block_.queue_count, index + 1);
+    if (index >= the_block().queue_count) volatile_store(the_block().queue_count, index + 1);
   }
 
-  Block& block_;
-  const Launch& launch_;
   unsigned lane_;
   std::uint32_t halts_ = 0;
 };
+
+__device__ __noinline__ void manage(unsigned lane) { Manager(lane).work(); }
 
 template <class T>
 __device__ void copy_table(T* to, const T* from, std::size_t n) {
@@ -508,16 +514,16 @@ __device__ void copy_table(T* to, const T* from, std::size_t n) {
 }
 
 __global__ void __launch_bounds__(kThreads, 1) engine_block(const __grid_constant__ Launch launch) {
-  extern __shared__ __align__(128) unsigned char memory[];
-  Block& block = *reinterpret_cast<Block*>(memory);
+  Block& block = the_block();
   Tables& tables = *launch.tables;
   for (std::size_t i = threadIdx.x; i < sizeof(Block) / 8; i += blockDim.x)
-    reinterpret_cast<std::uint64_t*>(memory)[i] = 0;
+    reinterpret_cast<std::uint64_t*>(&block)[i] = 0;
   __syncthreads();
   copy_table(block.queue_pairs, tables.queue_pairs, kHotQueuePairs);
   copy_table(block.completion_queues, tables.completion_queues, kHotCompletionQueues);
   const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
+    block.launch = launch;
     block.queue_count = launch.queue_pairs;
     block.stalled = tables.stalled_until != 0;
   }
@@ -526,15 +532,15 @@ __global__ void __launch_bounds__(kThreads, 1) engine_block(const __grid_constan
         load_relaxed<Scope::system>(&launch.mailbox->failures[threadIdx.x]);
   __syncthreads();
   for (std::uint32_t i = threadIdx.x; i < block.queue_count; i += blockDim.x) {
-    QueuePair& qp = queue_pair(block, tables, i);
-    qp.send_cq = &completion_queue(block, tables, qp.send_index);
-    qp.receive_cq = &completion_queue(block, tables, qp.receive_index);
+    QueuePair& qp = queue_pair(i);
+    qp.send_cq = &completion_queue(qp.send_index);
+    qp.receive_cq = &completion_queue(qp.receive_index);
   }
   __syncthreads();
   if (warp < kWorkers) {
-    Worker(block, launch, warp, lane).work();
+    Worker(warp, lane).work();
   } else {
-    Manager(block, launch, lane).work();
+    manage(lane);
   }
   __syncthreads();
   copy_table(tables.queue_pairs, block.queue_pairs, kHotQueuePairs);

@@ -13,14 +13,14 @@
 
 namespace marrow::softnic::gpu {
 
-inline constexpr std::uint32_t kWarps = 32;
+inline constexpr std::uint32_t kWarps = 16;
 inline constexpr std::uint32_t kWorkers = kWarps - 1;  ///< the last warp is the manager
 inline constexpr std::uint32_t kThreads = kWarps * 32;
 inline constexpr std::uint32_t kMaxQueuePairs = 2048;
 inline constexpr std::uint32_t kMaxCompletionQueues = 4096;
 /// So many of them live in shared memory while the block runs.
-inline constexpr std::uint32_t kHotQueuePairs = 192;
-inline constexpr std::uint32_t kHotCompletionQueues = 192;
+inline constexpr std::uint32_t kHotQueuePairs = 256;
+inline constexpr std::uint32_t kHotCompletionQueues = 256;
 /// Doorbell cells, 64 bytes each.
 inline constexpr std::uint32_t kCells = 2048;
 inline constexpr std::uint32_t kCellBytes = 64;

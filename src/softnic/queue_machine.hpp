@@ -53,9 +53,12 @@ class QueueMachine {
   /// Takes notice of doorbell and record. @return false if the queue was stopped for an overrun
   MARROW_NIC_CODE bool notice(QueuePair& qp, const Hints& hints) {
     if (update_producer(qp, hints) || qp.state != mlx5::kReadyToSend) return true;
+    stop_overrun(qp);
+    return false;
+  }
+  MARROW_NIC_CODE void stop_overrun(QueuePair& qp) {
     qp.producer = qp.consumer;  // nothing in the ring can be trusted
     fail(qp, {}, mlx5::kLocalQpOperationError, Reason::overrun);
-    return false;
   }
 
   /// One step of the first WQE in line.

@@ -1,0 +1,48 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Checks softnic's GPU engine, then measures it against a bare engine of the same run; the last lines are a table with
+# limits, and OUT/gda-engine.json holds all figures (bench/schema.json). Needs two GPUs.
+#   bench/gpu/gda_engine.sh BUILD [OUT]    BUILD: a build tree, or a folder with its programs
+#   WQES=N MODEL_SECONDS=S                 how long the comparison with the model of the NIC is
+#   SECONDS_PER_MATRIX=20                  how long each conformance matrix runs; 0: not at all
+#   REPEAT=3                               how often the figures are taken; the table has the median
+set -u
+build=${1:?usage: bench/gpu/gda_engine.sh BUILD [OUT]}
+out=${2:-gda-engine-results}
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$out"
+export MARROW_WAIT_TIMEOUT=${MARROW_WAIT_TIMEOUT:-10s}
+failed=0
+
+find_program() {
+  for folder in "$build" "$build/bin" "$build/tests"; do
+    [ -x "$folder/$1" ] && echo "$folder/$1" && return
+  done
+  echo "missing-$1"
+}
+step() {  # step LIMIT PROGRAM ARGS...: prints the end of what it says
+  local limit=$1 status=0; shift
+  timeout "$limit" "$@" > "$out/step.log" 2>&1 || status=$?
+  if [ $status = 0 ]; then
+    echo "ok    $(basename "$1") ${*:2}" | cut -c1-150
+    grep -E "passed,|WQEs over|PASSED" "$out/step.log" | tail -2
+  elif [ $status = 77 ]; then
+    echo "skip  $(basename "$1") ${*:2}"
+  else
+    echo "FAIL  $(basename "$1") ${*:2} (status $status)"; tail -25 "$out/step.log"; failed=1
+  fi
+}
+
+bench=$(find_program marrow_gda_engine) conformance=$(find_program marrow_conformance_gpu)
+echo "== checks"
+step $((${MODEL_SECONDS:-20} + 60)) "$(find_program softnic_engine_test)" --wqes "${WQES:-1000000}" --seconds "${MODEL_SECONDS:-20}"
+limit=${SECONDS_PER_MATRIX:-20}
+if [ "$limit" != 0 ]; then
+  for as in threads processes; do
+    step $((limit + 40)) "$conformance" --matrix pairwise --matrix-seed "${MATRIX_SEED:-1}" --seconds "$limit" --path gda --memory device --as $as
+  done
+fi
+echo "== figures"
+for ((i = 1; i <= ${REPEAT:-3}; ++i)); do step 60 "$bench" --json "$out/rows-$i.json"; done
+python3 "$here/gda_engine.py" "$out" || failed=1
+exit $failed
