@@ -35,14 +35,14 @@ struct GpuAccess {
   /// A completion entry. The one release covers all that the operation did, by this lane and by those
   /// that it met since.
   static __device__ void store_entry(std::uint32_t* p, const std::uint32_t (&words)[16]) {
+    store_cell(p, Cell16{0, 0});
+    store_cell(p + 4, Cell16{0, 0});
     store_body(p, words[8], words[9], words[11], words[13], words[14]);
     store_completion(p + 15, words[15]);
   }
-  /// All but the last word. Those not named are zero.
+  /// The second half but for the last word. The first half is reserved in these entries and stays as it is.
   static __device__ void store_body(std::uint32_t* p, std::uint32_t w8, std::uint32_t w9,
                                     std::uint32_t w11, std::uint32_t w13, std::uint32_t w14) {
-    store_cell(p, Cell16{0, 0});
-    store_cell(p + 4, Cell16{0, 0});
     store_cell(p + 8, Cell16{w8 | std::uint64_t{w9} << 32, std::uint64_t{w11} << 32});
     auto* at = reinterpret_cast<std::uint64_t*>(p + 12);
     marrow::store_relaxed<Scope::system>(at, std::uint64_t{w13} << 32);

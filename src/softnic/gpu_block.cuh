@@ -13,7 +13,8 @@ namespace marrow::softnic::gpu {
 
 inline constexpr std::uint32_t kCachedRegions = 16;
 /// Pieces of a copy that warps take one by one.
-inline constexpr std::uint64_t kChunk = 8 * 1024;
+inline constexpr std::uint64_t kChunk = 16 * 1024;
+static_assert(GpuAccess::kTurnBytes / kChunk < 0x8000);
 /// Below it a warp copies alone.
 inline constexpr std::uint64_t kTogether = 16 * 1024;
 
@@ -21,9 +22,9 @@ inline constexpr std::uint64_t kTogether = 16 * 1024;
 struct Board {
   std::uint32_t taken;  ///< 1: one warp's copy stands here
   std::uint32_t done;   ///< chunks
-  /// How many chunks << 32 | the next one. One word, so that who takes a chunk knows that it exists; what
+  /// How many chunks << 16 | the next one. One word, so that who takes a chunk knows that it exists; what
   /// describes the copy then stays until that chunk is done.
-  std::uint64_t next;
+  std::uint32_t next;
   std::byte* to;
   const std::byte* from;
   std::uint64_t bytes;
@@ -76,9 +77,7 @@ __device__ __forceinline__ CompletionQueue& completion_queue(std::uint32_t index
 }
 
 /// Whether there is a chunk to take.
-__device__ __forceinline__ bool is_open(std::uint64_t next) {
-  return static_cast<std::uint32_t>(next) < static_cast<std::uint32_t>(next >> 32);
-}
+__device__ __forceinline__ bool is_open(std::uint32_t next) { return (next & 0xffff) < next >> 16; }
 __device__ __forceinline__ bool board_open() {
   return is_open(volatile_load(the_block().board.next));
 }
@@ -86,14 +85,14 @@ __device__ __forceinline__ bool board_open() {
 /// Takes one chunk of the copy on the board, if there is one. By a whole warp. @return whether it did
 __device__ inline bool help(unsigned lane) {
   Board& board = the_block().board;
-  std::uint64_t mine = 0;
+  std::uint32_t mine = 0;
   if (lane == 0 && board_open()) {
-    mine = atomicAdd(reinterpret_cast<unsigned long long*>(&board.next), 1ull);
+    mine = atomicAdd(&board.next, 1u);
     __threadfence_block();  // what describes the copy was written before
   }
   mine = __shfl_sync(0xffffffffu, mine, 0);
   if (!is_open(mine)) return false;
-  const auto chunk = static_cast<std::uint32_t>(mine);
+  const std::uint64_t chunk = mine & 0xffff;
   const std::uint64_t start = chunk * kChunk;
   const std::uint64_t total = volatile_load(board.bytes);
   const std::uint64_t bytes = total - start < kChunk ? total - start : kChunk;
@@ -127,7 +126,7 @@ __device__ inline void copy_together(unsigned lane, const CopyPiece& piece) {
     volatile_store(board.bytes, piece.bytes);
     volatile_store(board.done, 0u);
     __threadfence_block();
-    volatile_store(board.next, std::uint64_t{chunks} << 32);
+    volatile_store(board.next, chunks << 16);
   }
   __syncwarp();
   while (help(lane)) {
@@ -191,7 +190,7 @@ class GpuEnv {
       }
     }
     request = ((request >> 32) + 1) << 32 | key | 1ull << 63;
-    store_relaxed<Scope::system>(&the_launch().mailbox->wanted[warp_], request);
+    store_relaxed<Scope::system>(&the_launch().tables->replies.wanted[warp_], request);
     return nullptr;
   }
 
@@ -248,7 +247,7 @@ class GpuEnv {
     GpuAccess::store_release(word(qp.slot->state), state);
     if (state == mlx5::kError) {
       publish<Scope::system>(
-          Store{&the_launch().mailbox->failures[warp_], ++the_block().failures[warp_]});
+          Store{&the_launch().tables->replies.failures[warp_], ++the_block().failures[warp_]});
     }
   }
 

@@ -27,7 +27,7 @@ constexpr Nanoseconds kMillisecond = 1000 * kMicrosecond;
 constexpr Nanoseconds kIdle = 10 * kMillisecond;
 /// And after that long without a sign of its process. A process that was stopped (SIGSTOP) starts it again.
 constexpr Nanoseconds kHeartbeat = 2000 * kMillisecond;
-constexpr auto kTick = std::chrono::microseconds(100);
+constexpr auto kTick = std::chrono::microseconds(200);
 /// Longest wait for a command: the block may have to wait until a kernel leaves it an SM.
 constexpr Nanoseconds kCommandTime = 20'000 * kMillisecond;
 constexpr std::uint32_t kFirstCompletionQueue = 1u << 23;  ///< apart from the CPU engine's numbers
@@ -93,6 +93,7 @@ GpuEngine::GpuEngine(Directory& directory, Regions& regions, Engine& lock, const
       options_(options),
       context_(cuda::Context::of(device)),
       stream_(context_, -5),
+      copies_(context_),
       queue_pairs_(gpu::kMaxQueuePairs),
       completion_queues_(gpu::kMaxCompletionQueues),
       cells_(gpu::kCells),
@@ -112,8 +113,9 @@ GpuEngine::GpuEngine(Directory& directory, Regions& regions, Engine& lock, const
   stream_.synchronize();
   tables_ = reinterpret_cast<gpu::Tables*>(tables_memory_.address());
 
-  mailbox_memory_ = base::Mapping::anonymous(sizeof(gpu::Mailbox));
+  mailbox_memory_ = base::Mapping::anonymous(sizeof(gpu::Mailbox) + sizeof(gpu::Replies));
   mailbox_ = new (mailbox_memory_.data()) gpu::Mailbox{};
+  replies_ = new (mailbox_ + 1) gpu::Replies{};
   constexpr unsigned flags = cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap;
   check(driver().host_register(mailbox_memory_.data(), mailbox_memory_.size(), flags),
         "registering the GPU engine's mailbox with CUDA",
@@ -193,12 +195,23 @@ void GpuEngine::broken(const std::string& what) {
 
 /// Whether the block has ended; then it may be started again.
 bool GpuEngine::block_left() {
-  if (!running_) return true;
-  if (load(mailbox_->left) >> 8 == launch_.number) {
+  if (running_ && driver().stream_query(stream_.handle()) == cuda::Result::success)
     running_ = false;
-    return true;
-  }
-  return false;
+  return !running_;
+}
+
+/// Brings what the block says to where the CPU sees it: about 10 us.
+void GpuEngine::fetch_replies() {
+  const cuda::Current current(*context_);
+  check(driver().copy_async(
+            reinterpret_cast<cuda::DevicePointer>(cuda::seen_by_gpu(*context_, replies_)),
+            reinterpret_cast<cuda::DevicePointer>(&tables_->replies), sizeof(gpu::Replies),
+            copies_.handle()),
+        "fetching what the GPU engine's block says");
+  check(driver().stream_synchronize(copies_.handle()), "fetching what the GPU engine's block says");
+  std::uint64_t failures = 0;
+  for (const std::uint64_t each : replies_->failures) failures += each;
+  failures_.store(failures, std::memory_order_release);
 }
 
 void GpuEngine::end_block() noexcept {
@@ -242,31 +255,22 @@ void GpuEngine::command(Command kind, std::uint32_t index, std::uint32_t flags, 
   mailbox_->address = address;
   store(mailbox_->command, ++commands_);
   const Nanoseconds start = HostEnv::now();
-  for (std::uint32_t spins = 0; load(mailbox_->done) != commands_; ++spins) {
+  for (;;) {
     if (block_left()) start_block();
-    if (spins % 64 == 63) ::sched_yield();
-    if (spins % 1024 != 1023) continue;
+    look_for_crash();
+    fetch_replies();
+    if (replies_->done == commands_) break;
     beat();
-    const cuda::Result result = driver().stream_query(stream_.handle());
-    if (result != cuda::Result::success && result != cuda::Result::not_ready) {
-      running_ = false;
-      broken(
-          base::cat("the GPU engine's block on GPU ", device(), " failed: ", cuda::text(result)));
-    }
     if (HostEnv::now() - start > kCommandTime) {
       broken(base::cat("the GPU engine's block on GPU ", device(),
                        " does not answer; kernels must leave it room for one block of ",
                        gpu::kThreads, " threads"));
     }
   }
-  if (in != nullptr) std::memcpy(in, mailbox_->payload, bytes);
+  if (in != nullptr) std::memcpy(in, replies_->payload, bytes);
 }
 
-std::uint64_t GpuEngine::failures() const {
-  std::uint64_t sum = 0;
-  for (const std::uint64_t& each : mailbox_->failures) sum += load(each);
-  return sum;
-}
+std::uint64_t GpuEngine::failures() const { return failures_.load(std::memory_order_acquire); }
 
 // --- queues ------------------------------------------------------------------------------------------
 
@@ -531,19 +535,16 @@ void GpuEngine::forget_stale() {
 void GpuEngine::serve() {
   ::prctl(PR_SET_NAME, "marrow-gpu-nic");
   ::prctl(PR_SET_TIMERSLACK, 1000UL);
-  std::uint64_t left = 0;
   while (!stop_.load(std::memory_order_relaxed)) {
     beat();
-    answer_requests();
-    const bool due = HostEnv::now() - watched_ > kMillisecond;
-    if (due || load(mailbox_->left) != left) {
-      left = load(mailbox_->left);
-      Engine::ControlLock lock(lock_);
-      try {
+    try {
+      {
+        Engine::ControlLock lock(lock_);
         attend();
-      } catch (const Error& error) {
-        MARROW_WARN(softnic, "GPU engine: ", error.what());
       }
+      answer_requests();
+    } catch (const Error& error) {
+      MARROW_WARN(softnic, "GPU engine: ", error.what());
     }
     std::this_thread::sleep_for(
         in_use_.load(std::memory_order_relaxed) != 0 ? kTick : std::chrono::microseconds(1000));
@@ -551,7 +552,10 @@ void GpuEngine::serve() {
 }
 
 void GpuEngine::attend() {
-  if (block_left() && in_use_ != 0 && broken_.empty()) start_block();
+  if (!broken_.empty() || in_use_ == 0) return;
+  if (block_left()) start_block();
+  fetch_replies();
+  std::memcpy(wanted_, replies_->wanted, sizeof wanted_);
   const Nanoseconds now = HostEnv::now();
   if (now - watched_ > kMillisecond) {
     watched_ = now;
@@ -567,7 +571,7 @@ void GpuEngine::attend() {
 /// Enters the keys of other processes that workers have met.
 void GpuEngine::answer_requests() {
   for (std::uint32_t warp = 0; warp < gpu::kWorkers; ++warp) {
-    const std::uint64_t request = load(mailbox_->wanted[warp]);
+    const std::uint64_t request = wanted_[warp];
     if (request == mailbox_->answered[warp]) continue;
     const auto key = static_cast<std::uint32_t>(request);
     try {

@@ -80,6 +80,7 @@ class GpuEngine final : public Regions::Watcher {
   void start_block();
   void end_block() noexcept;
   bool block_left();
+  void fetch_replies();
   void look_for_crash();
   void serve();
   void attend();
@@ -107,6 +108,9 @@ class GpuEngine final : public Regions::Watcher {
   gpu::Tables* tables_ = nullptr;  ///< GPU address
   base::Mapping mailbox_memory_;
   gpu::Mailbox* mailbox_ = nullptr;
+  gpu::Replies* replies_ = nullptr;  ///< as last fetched, in pinned memory behind the mailbox
+  cuda::Stream copies_;
+  std::atomic<std::uint64_t> failures_{0};
   gpu::Launch launch_;
   bool mailbox_registered_ = false;
   bool directory_registered_ = false;
@@ -114,6 +118,8 @@ class GpuEngine final : public Regions::Watcher {
   bool running_ = false;
   std::string broken_;  ///< why no command is sent any more
   std::uint64_t commands_ = 0;
+  std::uint64_t wanted_[gpu::kWarps] =
+      {};                                ///< requests for keys, as last fetched; its thread's own
   std::vector<QueuePair*> queue_pairs_;  ///< by index; null: free
   std::vector<bool> completion_queues_;  ///< by slot
   std::vector<bool> cells_;

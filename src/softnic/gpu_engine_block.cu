@@ -45,6 +45,112 @@ __device__ __noinline__ bool serve_inbox(unsigned warp, QueuePair& qp) {
   return QueueMachine<GpuEnv>(env).serve_inbox(qp);
 }
 
+/// What every lane wants to know of a queue pair, in registers: read once, since each access to memory that
+/// others see makes the compiler forget what it has read. The leader writes progress back.
+struct Hot {
+  const std::byte* sq;
+  const mlx5::DoorbellRecord* record;
+  const std::uint64_t* doorbell;
+  const std::uint64_t* other_doorbell;
+  CompletionQueue* send_cq;
+  std::uint64_t last_doorbell, last_other_doorbell;
+  std::uint32_t last_record, qpn, depth, pd, user_index;
+  PeerFacts peer;
+  std::uint16_t producer, consumer;
+  bool ready, small;  ///< in state ready to send; small WRITEs may go a lane each
+
+  explicit __device__ Hot(const QueuePair& qp)
+      : sq(qp.sq),
+        record(qp.record),
+        doorbell(qp.doorbell),
+        other_doorbell(qp.other_doorbell),
+        send_cq(qp.send_cq),
+        last_doorbell(qp.last_doorbell),
+        last_other_doorbell(qp.last_other_doorbell),
+        last_record(qp.last_record),
+        qpn(qp.qpn),
+        depth(qp.depth),
+        pd(qp.pd),
+        user_index(qp.user_index),
+        peer(qp.peer),
+        producer(qp.producer),
+        consumer(qp.consumer),
+        ready(qp.state == mlx5::kReadyToSend),
+        small(ready && qp.stage == QueuePair::Stage::fetch &&
+              qp.peer.answer == PeerFacts::connected) {}
+  __device__ void keep_notice(QueuePair& qp) const {
+    qp.producer = producer;
+    qp.last_doorbell = last_doorbell;
+    qp.last_other_doorbell = last_other_doorbell;
+    qp.last_record = last_record;
+  }
+};
+
+/// What a lane knows of the queue whose doorbell it looks at.
+struct Watch {
+  const std::uint64_t* doorbell = nullptr;
+  const std::uint64_t* other_doorbell = nullptr;
+  const std::uint32_t* record = nullptr;
+  Hints last;
+  bool on = false;
+  bool pending = false;  ///< WQEs are known that could not be finished
+
+  Watch() = default;
+  explicit __device__ Watch(const QueuePair& qp) {
+    on = qp.depth != 0 && (qp.state == mlx5::kReadyToSend || qp.state == mlx5::kError);
+    doorbell = qp.doorbell;
+    other_doorbell = qp.other_doorbell;
+    record = qp.record == nullptr ? nullptr : &qp.record->send;
+    last.doorbell = qp.last_doorbell;
+    last.other_doorbell = qp.last_other_doorbell;
+    last.record = qp.last_record;
+    pending = qp.consumer != qp.producer;
+  }
+
+  /// Whether there is something to do. All words with one round trip: the acquire meets the poster's release
+  /// before its doorbell, so its WQEs and payload are readable; another word that changed alone is followed by a
+  /// fence instead.
+  __device__ bool look(Hints& hints) const {
+    if (record != nullptr) hints.record = load_relaxed<Scope::system>(record);
+    if (other_doorbell != nullptr)
+      hints.other_doorbell = load_relaxed<Scope::system>(other_doorbell);
+    if (doorbell != nullptr) hints.doorbell = observe<Scope::system>(doorbell);
+    if (hints.doorbell != last.doorbell) return true;
+    if (hints.record == last.record && hints.other_doorbell == last.other_doorbell) return pending;
+    settle<Scope::system>();
+    return true;
+  }
+};
+
+/// Queues whose small WRITEs end with one release.
+constexpr int kTogetherQueues = 3;
+constexpr std::uint32_t kSkipped = ~0u;
+
+/// What is left to do for a run of small WRITEs.
+struct Ending {
+  std::uint32_t* entry = nullptr;  ///< this lane's completion entry, null: none
+  std::uint32_t word = 0;          ///< its last word
+  std::uint32_t run = 0;           ///< how many WRITEs; kSkipped: the queue has no turn
+  std::uint32_t produced = 0;
+  CompletionQueue* cq = nullptr;
+};
+
+/// What every lane wants to know of a completion queue.
+struct Entries {
+  mlx5::Cqe* ring;
+  std::uint32_t count, produced;
+  bool collapsed, failed;
+  bool simple;  ///< posted to by one queue pair, whose entries may overrun
+
+  explicit __device__ Entries(const CompletionQueue& cq)
+      : ring(cq.ring),
+        count(cq.entries),
+        produced(cq.produced),
+        collapsed(cq.collapsed),
+        failed(cq.failed),
+        simple(cq.shared == 0 && cq.overrun_ignored && !cq.overrun) {}
+};
+
 /// One WQE of one block, in registers.
 struct Small {
   std::byte* to = nullptr;  ///< null: a NOP
@@ -58,7 +164,7 @@ struct Small {
 
 /// A WRITE of one aligned word, or a NOP, that passes every check; everything else is left to QueueMachine,
 /// which says what is wrong with it.
-__device__ __forceinline__ Small small_write(const GpuEnv& env, const QueuePair& qp,
+__device__ __forceinline__ Small small_write(const GpuEnv& env, const Hot& qp,
                                              std::uint16_t index) {
   using mlx5::from_big32;
   Small small;
@@ -128,18 +234,35 @@ class Worker {
   __device__ void work() {
     std::uint32_t halts = 0;
     std::uint32_t inboxes = volatile_load(the_block().inboxes);
-    for (;;) {
+    std::uint32_t count = 0;
+    Watch nearest;  // of the first 32 queues of this warp: hardly anybody has more
+    bool watches = false;
+    for (bool first_time = true;; first_time = false) {
+      const std::uint32_t seen = halts;
       if (!go_on(halts)) return;
+      if (first_time || halts != seen) {
+        count = from_lane(volatile_load(the_block().queue_count), 0);
+        nearest = watch(warp_, count);
+        watches = __any_sync(kAll, nearest.on);
+      }
       if (from_lane(board_open(), 0)) help_all(lane_);
       const std::uint32_t requests = from_lane(volatile_load(the_block().inboxes), 0);
       const bool answer = requests != inboxes;
       inboxes = requests;
-      const std::uint32_t count = from_lane(volatile_load(the_block().queue_count), 0);
       if (from_lane(volatile_load(the_block().stalled), 0) != 0) continue;
       bool active = false;
-      for (std::uint32_t first = warp_; first < count; first += kWorkers * 32) {
-        active |= look(first, count);
-        if (answer) active |= answer_peers(first, count);
+      if (watches) {
+        active = look(nearest, warp_);
+      } else {
+        __nanosleep(200);  // leaves the others the SM
+      }
+      for (std::uint32_t first = warp_ + kWorkers * 32; first < count; first += kWorkers * 32) {
+        Watch other = watch(first, count);
+        active |= look(other, first);
+      }
+      if (answer) {
+        for (std::uint32_t first = warp_; first < count; first += kWorkers * 32)
+          active |= answer_peers(first, count);
       }
       if (active && lane_ == 0) volatile_store(the_block().active, 1u);
     }
@@ -167,73 +290,87 @@ class Worker {
     return true;
   }
 
-  /// Looks at 32 queues' doorbells, a lane each, and serves those that have something to do.
-  __device__ bool look(std::uint32_t first, std::uint32_t count) {
+  __device__ Watch watch(std::uint32_t first, std::uint32_t count) const {
     const std::uint32_t index = first + lane_ * kWorkers;
+    return index < count ? Watch(queue_pair(index)) : Watch();
+  }
+
+  /// Looks at 32 queues' doorbells, a lane each, and serves those that have something to do.
+  __device__ bool look(Watch& mine, std::uint32_t first) {
     Hints hints;
-    bool due = false;
-    if (index < count) {
-      const QueuePair& qp = queue_pair(index);
-      if (qp.depth != 0 && (qp.state == mlx5::kReadyToSend || qp.state == mlx5::kError)) {
-        hints = poll(qp);
-        due = changed(qp, hints) || qp.consumer != qp.producer;
-      }
-    }
+    const bool due = mine.on && mine.look(hints);
     std::uint32_t left = __ballot_sync(kAll, due);
+    if (left == 0) return false;
     bool active = false;
+    // The small WRITEs of up to kTogetherQueues queues end with one release.
     while (left != 0) {
-      const int lane = __ffs(static_cast<int>(left)) - 1;
-      left &= left - 1;
-      Hints its;
-      its.doorbell = from_lane(hints.doorbell, lane);
-      its.other_doorbell = from_lane(hints.other_doorbell, lane);
-      its.record = from_lane(hints.record, lane);
-      active |= serve(queue_pair(first + lane * kWorkers), its);
+      std::uint32_t rest = left;
+      Ending endings[kTogetherQueues];
+#pragma unroll
+      for (int i = 0; i < kTogetherQueues; ++i) {
+        if (rest == 0) continue;
+        const int lane = __ffs(static_cast<int>(rest)) - 1;
+        rest &= rest - 1;
+        endings[i] = begin(queue_pair(first + lane * kWorkers), hints, lane);
+      }
+      finish(endings);
+#pragma unroll
+      for (int i = 0; i < kTogetherQueues; ++i) {
+        if (left == 0) continue;
+        const int lane = __ffs(static_cast<int>(left)) - 1;
+        left &= left - 1;
+        const std::uint32_t index = first + lane * kWorkers;
+        active |= go_on_serving(queue_pair(index), endings[i].run);
+        if (static_cast<int>(lane_) == lane) mine = Watch(queue_pair(index));
+      }
     }
     return active;
   }
 
-  __device__ static bool changed(const QueuePair& qp, const Hints& hints) {
-    return hints.doorbell != qp.last_doorbell || hints.record != qp.last_record ||
-           hints.other_doorbell != qp.last_other_doorbell;
-  }
-
-  /// All words with one round trip. The acquire meets the poster's release before its doorbell, so its
-  /// WQEs and payload are readable; another word that changed alone is followed by a fence instead.
-  __device__ static Hints poll(const QueuePair& qp) {
-    Hints hints;
-    if (qp.record != nullptr) {
-      hints.record = load_relaxed<Scope::system>(&qp.record->send);
-    }
-    if (qp.other_doorbell != nullptr) {
-      hints.other_doorbell = load_relaxed<Scope::system>(qp.other_doorbell);
-    }
-    if (qp.doorbell != nullptr) {
-      hints.doorbell = observe<Scope::system>(qp.doorbell);
-    }
-    if (hints.doorbell == qp.last_doorbell && changed(qp, hints)) settle<Scope::system>();
-    return hints;
-  }
-
-  __device__ bool serve(QueuePair& qp, const Hints& hints) {
-    if (the_launch().faults.reorder != 0 && from_lane(env().skips_queue(), 0)) return false;
-    bool good = true;
-    if (lane_ == 0 && !update_producer(qp, hints) && qp.state == mlx5::kReadyToSend) {
-      good = false;
-      stop_overrun(warp_, qp);
-    }
+  /// Takes notice of the doorbell and starts with the small WRITEs at the queue's head.
+  __device__ Ending begin(QueuePair& qp, const Hints& hints, int lane) {
+    Hints its;
+    its.doorbell = from_lane(hints.doorbell, lane);
+    its.other_doorbell = from_lane(hints.other_doorbell, lane);
+    its.record = from_lane(hints.record, lane);
     __syncwarp();
-    if (!from_lane(good, 0)) return true;
-    bool active = false;
-    for (std::uint32_t turns = 0; turns < kTurnWqes;) {
-      const std::uint32_t run = serve_small(qp);
-      if (run != 0) {
-        turns += run;
+    Ending ending;
+    if (the_launch().faults.reorder != 0 && from_lane(env().skips_queue(), 0)) {
+      ending.run = kSkipped;
+      return ending;
+    }
+    Hot hot(qp);
+    const bool good = update_producer(hot, its);
+    __syncwarp();
+    if (lane_ == 0) hot.keep_notice(qp);
+    if (!good && hot.ready) {
+      if (lane_ == 0) stop_overrun(warp_, qp);
+      __syncwarp();
+      ending.run = kSkipped;
+      return ending;
+    }
+    return begin_small(qp, hot);
+  }
+
+  /// The rest of a queue's turn. @param run  what begin() did
+  __device__ bool go_on_serving(QueuePair& qp, std::uint32_t run) {
+    if (run == kSkipped) return false;
+    bool active = run != 0;
+    std::uint32_t turns = run;
+    while (turns < kTurnWqes) {
+      Hot hot(qp);
+      if (hot.consumer == hot.producer) break;
+      Ending endings[kTogetherQueues];
+      if (turns != 0 || run != 0) endings[0] = begin_small(qp, hot);
+      if (endings[0].run != 0) {
+        finish(endings);
+        turns += endings[0].run;
         active = true;
         continue;
       }
       Turn turn = Turn::idle;
-      if (lane_ == 0 && qp.consumer != qp.producer) turn = general_step(warp_, qp);
+      __syncwarp();
+      if (lane_ == 0) turn = general_step(warp_, qp);
       turn = static_cast<Turn>(from_lane(static_cast<int>(turn), 0));
       __syncwarp();
       if (turn == Turn::idle) break;
@@ -242,48 +379,88 @@ class Worker {
       ++turns;
       if (turn == Turn::copy) copy_now(lane_, warp_);
     }
+    __syncwarp();
     return active;
   }
 
   __device__ GpuEnv env() const { return GpuEnv(warp_); }
 
-  /// A run of small WRITEs at the queue's head, a lane each, with one release for all their completions.
-  /// @return how many, 0: the head is none
-  __device__ std::uint32_t serve_small(QueuePair& qp) {
-    const auto pending = static_cast<std::uint16_t>(qp.producer - qp.consumer);
-    if (pending == 0 || qp.state != mlx5::kReadyToSend || qp.stage != QueuePair::Stage::fetch ||
-        qp.peer.answer != PeerFacts::connected || the_launch().faults.any != 0) {
-      return 0;
-    }
-    CompletionQueue& cq = *qp.send_cq;
-    if (cq.shared != 0 || !cq.overrun_ignored || cq.overrun) return 0;
+  /// A run of small WRITEs at the queue's head, a lane each; what is left is finish().
+  __device__ Ending begin_small(QueuePair& qp, const Hot& hot) {
+    Ending ending;
+    const auto pending = static_cast<std::uint16_t>(hot.producer - hot.consumer);
+    if (pending == 0 || !hot.small || the_launch().faults.any != 0) return ending;
     Small small;
     if (lane_ < pending) {
-      small = small_write(env(), qp, static_cast<std::uint16_t>(qp.consumer + lane_));
+      small = small_write(env(), hot, static_cast<std::uint16_t>(hot.consumer + lane_));
     }
+    CompletionQueue& cq = *hot.send_cq;
+    const Entries entries(cq);
+    if (!entries.simple) return ending;
     const std::uint32_t bad = __ballot_sync(kAll, !small.good);
     std::uint32_t run = bad == 0 ? 32 : __ffs(static_cast<int>(bad)) - 1;
-    if (run == 0) return 0;
+    if (run == 0) return ending;
     if (run > 1 && in_each_others_way(small, run)) run = 1;
     const bool mine = lane_ < run;
+    // The payload is on its way while the entry's body is written.
+    if (mine && small.from != nullptr) {
+      small.value =
+          small.bytes == 8
+              ? load_relaxed<Scope::system>(reinterpret_cast<const std::uint64_t*>(small.from))
+              : load_relaxed<Scope::system>(reinterpret_cast<const std::uint32_t*>(small.from));
+    }
+    const bool completes = mine && small.completes;
+    const std::uint32_t all = __ballot_sync(kAll, completes);
+    const std::uint32_t number = entries.produced + __popc(all & ((1u << lane_) - 1));
+    // A collapsed queue's one entry tells of the last.
+    if (completes && (!entries.collapsed || (all >> lane_) == 1)) {
+      ending.entry = reinterpret_cast<std::uint32_t*>(
+          &entries.ring[entries.collapsed ? 0 : number & (entries.count - 1)]);
+      GpuAccess::store_body(ending.entry, mlx5::to_big32(hot.user_index), 0, 0, 0,
+                            mlx5::to_big32(std::uint32_t{small.opcode} << 24 | hot.qpn));
+    }
     if (mine && small.to != nullptr) {
       if (small.bytes == 8) {
-        if (small.from != nullptr) {
-          small.value =
-              load_relaxed<Scope::system>(reinterpret_cast<const std::uint64_t*>(small.from));
-        }
         store_relaxed<Scope::system>(reinterpret_cast<std::uint64_t*>(small.to), small.value);
       } else {
-        if (small.from != nullptr) {
-          small.value =
-              load_relaxed<Scope::system>(reinterpret_cast<const std::uint32_t*>(small.from));
-        }
         store_relaxed<Scope::system>(reinterpret_cast<std::uint32_t*>(small.to),
                                      static_cast<std::uint32_t>(small.value));
       }
     }
-    complete_small(qp, cq, small, mine, run);
-    return run;
+    const std::uint32_t owner = !entries.collapsed && (number & entries.count) != 0 ? 1u : 0u;
+    ending.word =
+        mlx5::to_big32(std::uint32_t{static_cast<std::uint16_t>(hot.consumer + lane_)} << 16 |
+                       std::uint32_t{mlx5::kRequester} << 4 | owner);
+    ending.run = run;
+    if (all != 0) {
+      ending.cq = &cq;
+      ending.produced = entries.produced + __popc(all);
+    }
+    __syncwarp();
+    if (lane_ == 0) {
+      cq.produced = entries.produced + __popc(all);
+      qp.consumer = static_cast<std::uint16_t>(hot.consumer + run);
+    }
+    __syncwarp();
+    return ending;
+  }
+
+  /// One release for all that begin_small() stored, then the words that make its entries valid, in order.
+  __device__ void finish(const Ending (&endings)[kTogetherQueues]) {
+    bool any = false;
+#pragma unroll
+    for (const Ending& ending : endings) any = any || ending.run != 0;
+    if (!any) return;
+    __syncwarp();  // every lane's release covers the WRITEs of all lanes
+    Publication<Scope::system> out;
+#pragma unroll
+    for (const Ending& ending : endings) {
+      if (ending.entry != nullptr) out.store(ending.entry + 15, ending.word);
+      if (lane_ == 0 && ending.cq != nullptr && !ending.cq->failed) {
+        GpuAccess::store_relaxed(&ending.cq->good, ending.produced);
+      }
+    }
+    __syncwarp();
   }
 
   /// Whether the order of the lanes' WRITEs matters: two go to one word, or one reads where others write.
@@ -298,38 +475,6 @@ class Worker {
     const bool clash = (same & (same - 1)) != 0 ||
                        (writes && small.from != nullptr && from >= low && from <= high);
     return __any_sync(kAll, clash);
-  }
-
-  __device__ void complete_small(QueuePair& qp, CompletionQueue& cq, const Small& small, bool mine,
-                                 std::uint32_t run) {
-    const bool completes = mine && small.completes;
-    const std::uint32_t all = __ballot_sync(kAll, completes);
-    if (all != 0) {
-      const std::uint32_t number = cq.produced + __popc(all & ((1u << lane_) - 1));
-      // A collapsed queue's one entry tells of the last.
-      const bool writes = completes && (!cq.collapsed || (all >> lane_) == 1);
-      auto* entry =
-          reinterpret_cast<std::uint32_t*>(&cq.ring[cq.collapsed ? 0 : number & (cq.entries - 1)]);
-      const std::uint32_t owner = cq.collapsed ? 0u : ((number & cq.entries) != 0 ? 1u : 0u);
-      if (writes) {
-        GpuAccess::store_body(entry, mlx5::to_big32(qp.user_index), 0, 0, 0,
-                              mlx5::to_big32(std::uint32_t{small.opcode} << 24 | qp.qpn));
-      }
-      __syncwarp();  // every lane's release covers the WRITEs of the lanes before it
-      if (writes) {
-        const auto index = static_cast<std::uint16_t>(qp.consumer + lane_);
-        GpuAccess::store_completion(entry + 15,
-                                    mlx5::to_big32(std::uint32_t{index} << 16 |
-                                                   std::uint32_t{mlx5::kRequester} << 4 | owner));
-      }
-    }
-    __syncwarp();
-    if (lane_ == 0) {
-      cq.produced += __popc(all);
-      if (!cq.failed && all != 0) GpuAccess::store_relaxed(&cq.good, cq.produced);
-      QueueMachine<GpuEnv>::retire(qp, run);
-    }
-    __syncwarp();
   }
 
   __device__ __noinline__ bool answer_peers(std::uint32_t first, std::uint32_t count) {
@@ -353,11 +498,12 @@ class Manager {
   explicit __device__ Manager(unsigned lane) : lane_(lane) {}
 
   __device__ void work() {
-    std::uint64_t done = load_relaxed<Scope::system>(&the_launch().mailbox->done);
+    std::uint64_t done = load_relaxed<Scope::system>(&the_launch().tables->replies.done);
     std::uint64_t beat = ~std::uint64_t{0};
     Nanoseconds beat_at = now_ns(), active_at = beat_at, looked_at = beat_at;
     for (;;) {
-      help(lane_);
+      if (!help(lane_))
+        __nanosleep(1000);  // reads of host memory are few: they hold up the SM's fences
       const Nanoseconds now = now_ns();
       const Cell16 words = load_cell(&the_launch().mailbox->heartbeat);
       const std::uint64_t command = from_lane(words.high, 0);
@@ -385,23 +531,16 @@ class Manager {
         if (lane_ == 0) {
           __threadfence_block();
           volatile_store(the_block().go, halts_);
-          publish<Scope::system>(Store{&the_launch().mailbox->done, done});
+          publish<Scope::system>(Store{&the_launch().tables->replies.done, done});
         }
         active_at = now_ns();
       }
-      Left left{};
-      if (lane_ == 0) {
-        if ((command & kQuit) != 0) {
-          left = Left::asked;
-        } else if (now > active_at && now - active_at > the_launch().idle) {
-          left = Left::idle;
-        } else if (now > beat_at && now - beat_at > the_launch().heartbeat) {
-          left = Left::heartbeat;
-        }
-      }
-      left = static_cast<Left>(from_lane(static_cast<std::uint32_t>(left), 0));
-      if (left != Left{}) {
-        if (lane_ == 0) volatile_store(the_block().quit, static_cast<std::uint32_t>(left));
+      // The host asks for it, there is nothing to do, or the host's process gives no sign of life.
+      const bool quit = (command & kQuit) != 0 ||
+                        (now > active_at && now - active_at > the_launch().idle) ||
+                        (now > beat_at && now - beat_at > the_launch().heartbeat);
+      if (from_lane(quit, 0)) {
+        if (lane_ == 0) volatile_store(the_block().quit, 1u);
         halt();
         return;
       }
@@ -447,7 +586,7 @@ class Manager {
     __syncwarp();
   }
   __device__ void words_to_host(const void* from, std::uint32_t bytes) const {
-    auto* to = reinterpret_cast<std::uint64_t*>(the_launch().mailbox->payload);
+    auto* to = reinterpret_cast<std::uint64_t*>(the_launch().tables->replies.payload);
     for (std::uint32_t i = lane_; i < bytes / 8; i += 32)
       store_relaxed<Scope::system>(to + i, static_cast<const std::uint64_t*>(from)[i]);
     __syncwarp();
@@ -527,9 +666,7 @@ __global__ void __launch_bounds__(kThreads, 1) engine_block(const __grid_constan
     block.queue_count = launch.queue_pairs;
     block.stalled = tables.stalled_until != 0;
   }
-  if (threadIdx.x < kWorkers)
-    block.failures[threadIdx.x] =
-        load_relaxed<Scope::system>(&launch.mailbox->failures[threadIdx.x]);
+  if (threadIdx.x < kWorkers) block.failures[threadIdx.x] = tables.replies.failures[threadIdx.x];
   __syncthreads();
   for (std::uint32_t i = threadIdx.x; i < block.queue_count; i += blockDim.x) {
     QueuePair& qp = queue_pair(i);
@@ -545,10 +682,6 @@ __global__ void __launch_bounds__(kThreads, 1) engine_block(const __grid_constan
   __syncthreads();
   copy_table(tables.queue_pairs, block.queue_pairs, kHotQueuePairs);
   copy_table(tables.completion_queues, block.completion_queues, kHotCompletionQueues);
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    publish<Scope::system>(Store{&launch.mailbox->left, launch.number << 8 | block.quit});
-  }
 }
 
 }  // namespace

@@ -151,7 +151,8 @@ class QueueMachine {
   }
 
   /// What is wrong with a control segment at the queue's head, none if nothing.
-  static MARROW_NIC_CODE Reason misplaced(const QueuePair& qp, const Control& control,
+  template <class Queue>
+  static MARROW_NIC_CODE Reason misplaced(const Queue& qp, const Control& control,
                                           std::uint16_t index) {
     const auto announced = static_cast<std::uint16_t>(qp.producer - index);
     if (control.ds == 0) return Reason::ds_is_zero;

@@ -138,8 +138,10 @@ MARROW_NIC_CODE Hints load_hints(const QueuePair& qp) {
 
 /// Advances `producer` from the doorbell cell and the record. Both are hints that may be stale, come
 /// in any order or twice; both index conventions are taken; only changes count.
+/// @param qp  a QueuePair, or what of it is needed here
 /// @return false on overrun: more WQEs announced than the ring holds
-MARROW_NIC_CODE bool update_producer(QueuePair& qp, const Hints& hints) {
+template <class Queue>
+MARROW_NIC_CODE bool update_producer(Queue& qp, const Hints& hints) {
   bool good = true;
   const auto advance = [&](std::uint16_t index) {
     const auto ahead = static_cast<std::uint16_t>(index - qp.consumer);
