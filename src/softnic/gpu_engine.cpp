@@ -116,18 +116,15 @@ GpuEngine::GpuEngine(Directory& directory, Regions& regions, Engine& lock, const
   mailbox_memory_ = base::Mapping::anonymous(sizeof(gpu::Mailbox) + sizeof(gpu::Replies));
   mailbox_ = new (mailbox_memory_.data()) gpu::Mailbox{};
   replies_ = new (mailbox_ + 1) gpu::Replies{};
-  constexpr unsigned flags = cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap;
-  check(driver().host_register(mailbox_memory_.data(), mailbox_memory_.size(), flags),
+  check(mailbox_pin_.pin(context_, mailbox_memory_.data(), mailbox_memory_.size()),
         "registering the GPU engine's mailbox with CUDA",
         "raise the limit of locked memory (ulimit -l)");
-  mailbox_registered_ = true;
   // The other engines of this process may have registered the directory before.
   void* const shared = &directory_.shared();
-  const cuda::Result registered = driver().host_register(shared, sizeof(SharedDirectory), flags);
-  if (registered != cuda::Result::host_memory_already_registered) {
-    check(registered, "registering softnic's directory with CUDA",
+  const cuda::Result pinned = directory_pin_.pin(context_, shared, sizeof(SharedDirectory));
+  if (pinned != cuda::Result::host_memory_already_registered) {
+    check(pinned, "registering softnic's directory with CUDA",
           "raise the limit of locked memory (ulimit -l)");
-    directory_registered_ = true;
   }
   launch_.mailbox = reinterpret_cast<gpu::Mailbox*>(cuda::seen_by_gpu(*context_, mailbox_));
   launch_.directory = reinterpret_cast<SharedDirectory*>(cuda::seen_by_gpu(*context_, shared));
@@ -152,17 +149,32 @@ GpuEngine::~GpuEngine() {
                 " does not end; its memory is "
                 "kept");
     new cuda::VmmMapping(std::move(tables_memory_));
+    mailbox_pin_.keep();
+    directory_pin_.keep();
     new base::Mapping(std::move(mailbox_memory_));
     new std::map<std::uint32_t, Import>(std::move(imports_));
     return;
   }
   for (auto& [key, import] : imports_) drop(import);
+}
+
+cuda::Result GpuEngine::Pinned::pin(std::shared_ptr<cuda::Context> context, void* pages,
+                                    std::size_t bytes) {
+  const cuda::Current current(*context);
+  const cuda::Result result = driver().host_register(
+      pages, bytes, cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap);
+  if (result == cuda::Result::success) {
+    pages_ = pages;
+    context_ = std::move(context);
+  }
+  return result;
+}
+
+GpuEngine::Pinned::~Pinned() {
+  if (pages_ == nullptr) return;
   try {
     const cuda::Current current(*context_);
-    if (mailbox_registered_)
-      check_quietly(driver().host_unregister(mailbox_), "unregistering a mailbox");
-    if (directory_registered_)
-      check_quietly(driver().host_unregister(&directory_.shared()), "unregistering the directory");
+    check_quietly(driver().host_unregister(pages_), "unregistering the GPU engine's pages");
   } catch (const Error&) {  // the driver has shut down and freed everything
   }
 }

@@ -70,6 +70,22 @@ class GpuEngine final : public Regions::Watcher {
   void entered(const Region& region) override;
   void revoked(std::uint32_t key) noexcept override;
 
+  /// Pages registered with CUDA.
+  class Pinned {
+   public:
+    Pinned() = default;
+    ~Pinned();
+    Pinned(const Pinned&) = delete;
+    Pinned& operator=(const Pinned&) = delete;
+    /// @return what CUDA says; already registered by somebody else is theirs
+    cuda::Result pin(std::shared_ptr<cuda::Context> context, void* pages, std::size_t bytes);
+    void keep() { pages_ = nullptr; }
+
+   private:
+    std::shared_ptr<cuda::Context> context_;
+    void* pages_ = nullptr;
+  };
+
   struct Import {
     cuda::VmmMapping vmm;
     cuda::IpcMapping ipc;
@@ -112,8 +128,8 @@ class GpuEngine final : public Regions::Watcher {
   cuda::Stream copies_;
   std::atomic<std::uint64_t> failures_{0};
   gpu::Launch launch_;
-  bool mailbox_registered_ = false;
-  bool directory_registered_ = false;
+  Pinned mailbox_pin_;
+  Pinned directory_pin_;
 
   bool running_ = false;
   std::string broken_;  ///< why no command is sent any more
