@@ -379,6 +379,9 @@ void modify_object(verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, std::
   require(get(in, command::object) == qp.qpn, kStatusBadResource,
           "the command's QPN is not the object's");
   QueueChange change(qp);
+  if (get(in, command::opcode) == kToRst) {
+    Messages::withdraw(qp_object->owner->job->directory(), qp);
+  }
   modify_queue_pair(qp, in, in_bytes, change);
   change.finish();
 }
@@ -400,7 +403,8 @@ void query_object(const verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, 
   if (get(c, qpc::mtu) == 0) set(c, qpc::mtu, 1);
   set(c, qpc::hw_sq_index, qp.consumer);
   set(c, qpc::sw_sq_index, qp.producer);
-  set(c, qpc::hw_rq_index, qp.message->receives->consumer);
+  set(c, qpc::hw_rq_index,
+      known.gpu != nullptr ? qp.rq_consumer : known.message->receives->consumer);
 }
 
 void general_command(const Context& context, const std::uint8_t* in, std::uint8_t* out,

@@ -55,8 +55,9 @@ int destroy_comp_channel(ibv_comp_channel* raw) {
 }
 
 int get_cq_event(ibv_comp_channel* channel, ibv_cq** cq, void** cq_context) {
-  VerbsCq* from = nullptr;
-  if (read_event(channel->fd, from) != 0) return -1;
+  std::uintptr_t raw = 0;
+  if (read_event(channel->fd, raw) != 0) return -1;
+  auto* from = static_cast<VerbsCq*>(reinterpret_cast<ibv_cq*>(raw));
   ::pthread_mutex_lock(&from->mutex);
   ++from->events;
   ::pthread_mutex_unlock(&from->mutex);

@@ -117,14 +117,14 @@ std::uint8_t flags_of(const VerbsQp& qp, const ibv_send_wr& request) {
   return flags;
 }
 
-/// Puts one request into the ring. Lock held. @return 0 or errno
-int put(VerbsQp& qp, const ibv_send_wr& request, Builder& result) {
+/// Puts one request into the ring; it stands in `wqe` too. Lock held. @return 0 or errno
+int put(VerbsQp& qp, const ibv_send_wr& request, Builder& wqe) {
   const int opcode = opcode_of(request.opcode);
   if (opcode < 0) return EINVAL;
   if (request.num_sge < 0 || static_cast<std::uint32_t>(request.num_sge) > qp.cap.max_send_sge) {
     return ENOMEM;  // what libmlx5 says
   }
-  Builder wqe;
+  wqe = {};
   if (const int error = build(qp, request, wqe); error != 0) return error;
   const std::uint32_t blocks = mlx5::blocks_of(wqe.ds);
   if (qp.posted - qp.retired.load(std::memory_order_acquire) + blocks > qp.depth) return ENOMEM;
@@ -144,7 +144,6 @@ int put(VerbsQp& qp, const ibv_send_wr& request, Builder& result) {
   qp.posted += blocks;
   qp.slots[qp.producer & mask] = {request.wr_id, qp.posted};
   qp.producer = static_cast<std::uint16_t>(qp.producer + blocks);
-  result = wqe;
   return 0;
 }
 

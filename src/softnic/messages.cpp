@@ -63,6 +63,21 @@ void Messages::forget(QueuePair& qp) {
   state.packet_key = 0;
 }
 
+// A peer whose request vanishes asks again, and is answered when it has retried often enough or the
+// connection stands again.
+void Messages::withdraw(const Directory& directory, QueuePair& qp) {
+  const auto drop = [](QpSlot& slot) {
+    std::uint32_t expected = Inbox::kRequest;
+    slot.inbox.state.compare_exchange_strong(expected, Inbox::kIdle, kRelaxed);
+  };
+  drop(*qp.slot);
+  QpSlot& peer = directory.qp_slot(qp.remote_qpn);
+  if ((qp.stage == QueuePair::Stage::responder || qp.stage == QueuePair::Stage::announce) &&
+      peer.qpn.load(kAcquire) == qp.remote_qpn) {
+    drop(peer);
+  }
+}
+
 /// Moves the piece at done_bytes between the operation's buffers and the packet.
 Outcome Messages::copy_piece(QueuePair& qp, const Operation& op, bool into_packet) {
   std::byte* packet = qp.message->packet.as<std::byte>();
@@ -130,6 +145,8 @@ Outcome Messages::ask(QueuePair& qp, const Operation& op) {
   inbox.compare.store(op.compare, kRelaxed);
   inbox.operand_mask.store(op.operand_mask, kRelaxed);
   inbox.compare_mask.store(op.compare_mask, kRelaxed);
+  if (state.number == 0) state.number = qp.qpn << 10;  // other queue pairs used this inbox before
+  inbox.number.store(++state.number, kRelaxed);
   qp.stage = QueuePair::Stage::responder;
   inbox.state.store(Inbox::kRequest, kRelease);  // publishes the request and the packet
   env_.ring(slot);
@@ -142,12 +159,20 @@ Outcome Messages::advance(QueuePair& qp, const Operation& op, Nanoseconds now) {
   const bool asked = qp.stage == QueuePair::Stage::responder;
   const std::uint32_t answer = asked ? inbox.state.load(kAcquire) : std::uint32_t{Inbox::kIdle};
   // An answer counts even if the peer has gone since: it is what an acknowledgement says.
-  if (answer != Inbox::kDone && answer != Inbox::kFailed) {
+  if ((answer != Inbox::kDone && answer != Inbox::kFailed) ||
+      inbox.answered.load(kRelaxed) != qp.message->number) {
     Outcome outcome;
     PeerFacts facts;
     if (!executor_.peer(qp, now, facts, outcome)) return outcome;
   }
   if (!asked) return ask(qp, op);
+  if (answer == Inbox::kIdle ||
+      (answer != Inbox::kRequest && inbox.answered.load(kRelaxed) != qp.message->number)) {
+    // The peer was reset meanwhile, or an old request's answer wiped ours out.
+    inbox.state.store(Inbox::kRequest, kRelease);
+    env_.ring(slot);
+    return kParked;
+  }
   switch (answer) {
     case Inbox::kDone: break;
     case Inbox::kFailed: {
@@ -193,9 +218,11 @@ bool Messages::serve(QueuePair& qp) {
   if (inbox.state.load(kAcquire) != Inbox::kRequest) return false;
   if (qp.state != mlx5::kReadyToReceive && qp.state != mlx5::kReadyToSend) return false;
   const auto opcode = static_cast<std::uint8_t>(inbox.opcode.load(kRelaxed));
+  const std::uint32_t number = inbox.number.load(kRelaxed);
   const Answer answer = is_send(opcode)                   ? receive(qp, inbox)
                         : opcode == mlx5::kWriteImmediate ? receive_immediate(qp, inbox)
                                                           : touch(qp, inbox);
+  inbox.answered.store(number, kRelaxed);
   inbox.syndrome.store(answer.syndrome, kRelaxed);
   inbox.state.store(answer.state, kRelease);
   return true;

@@ -26,7 +26,8 @@ struct MessageState {
   base::Fd file;
   base::Mapping packet;
   std::uint32_t packet_key = 0;
-  std::uint32_t piece = 0;  ///< bytes asked for in the request under way
+  std::uint32_t piece = 0;   ///< bytes asked for in the request under way
+  std::uint32_t number = 0;  ///< of that request
 
   // responder
   ReceiveQueue own;
@@ -54,6 +55,9 @@ class Messages {
   bool serve(QueuePair& qp);
   /// Completes the posted receives of a queue pair in error. @return true if there were any
   bool flush(QueuePair& qp);
+  /// Before a reset: what was asked of the peer, and what the peer asked, is not to be done any more. Lock
+  /// held.
+  static void withdraw(const Directory& directory, QueuePair& qp);
   /// Gives the packet buffer's region back.
   void forget(QueuePair& qp);
 

@@ -95,6 +95,7 @@ class QueueMachine {
     if (qp.state != mlx5::kReadyToReceive && qp.state != mlx5::kReadyToSend) return false;
     if (Access::load_relaxed(word(inbox.opcode)) != mlx5::kWriteImmediate) {
       // Messages are for CPU engines (messages.hpp).
+      Access::store_relaxed(word(inbox.answered), Access::load_relaxed(word(inbox.number)));
       Access::store_relaxed(word(inbox.syndrome), std::uint32_t{mlx5::kRemoteInvalidRequestError});
       Access::store_release(word(inbox.state), std::uint32_t{Inbox::kFailed});
       return true;
@@ -328,6 +329,8 @@ class QueueMachine {
         }
         ++qp.rnr_attempts;
         qp.not_before = now + kReceiverNotReadyPause;
+        [[fallthrough]];
+      case Inbox::kIdle:  // the peer was reset and is connected again
         Access::store_release(word(inbox.state), Inbox::kRequest);
         env_.ring(slot);
         return parked;

@@ -62,7 +62,9 @@ struct Inbox {
   Shared<std::uint32_t> total;   ///< bytes of the message
   Shared<std::uint32_t> solicited;
   Shared<std::uint32_t> packet_key;  ///< region with the piece's payload
-  Shared<std::uint32_t> syndrome;    ///< answer: what a failed request means to the initiator
+  Shared<std::uint32_t> number;  ///< of the request, and of the one that `state` answers: a request
+  Shared<std::uint32_t> answered;  ///< given up by a reset may still be answered later
+  Shared<std::uint32_t> syndrome;  ///< answer: what a failed request means to the initiator
   Shared<std::uint32_t> rkey;
   Shared<std::uint32_t> opmod;
   Shared<std::uint32_t> atomic_bytes;

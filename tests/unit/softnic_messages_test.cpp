@@ -177,5 +177,34 @@ TEST(SoftnicMessages, WriteImmediateTakesAReceiveButNotItsBuffers) {
   EXPECT_NE(from_big32(load32(&s.pair.b.receive_cq.ring()[0].counter_owner)) & kSolicited, 0u);
 }
 
+/// A request that lies with the peer when both sides start anew does not answer a later one.
+TEST(SoftnicMessages, ResetWhileARequestIsUnderWay) {
+  SendPair s("reset");
+  Endpoint& a = s.pair.a;
+  Endpoint& b = s.pair.b;
+  for (int round = 0; round < 20; ++round) {
+    s.send(64);  // no receive: asked again and again
+    std::this_thread::sleep_for(std::chrono::microseconds(50 * round));
+    for (Endpoint* e : {&a, &b}) {
+      ASSERT_EQ(e->modify(kToRst), 0);
+      e->producer = 0;
+      e->receive_producer = 0;
+      std::atomic_ref<std::uint32_t>(e->record->send).store(0);
+      std::atomic_ref<std::uint32_t>(e->record->receive).store(0);
+    }
+    a.connect(b.qpn, b.lid());
+    b.connect(a.qpn, a.lid());
+    s.to[0] = 0;
+    s.from[0] = static_cast<std::uint8_t>(round + 1);
+    b.post_receive({s.into(0, 64)});
+    s.send(64);
+    const Completed done = a.cq.poll();
+    ASSERT_TRUE(done.ok()) << round << ", arrived " << done.arrived << ", syndrome "
+                           << int(done.syndrome);
+    ASSERT_EQ(b.receive_cq.poll().opcode, kResponderSend);
+    ASSERT_EQ(s.to[0], static_cast<std::uint8_t>(round + 1));
+  }
+}
+
 }  // namespace
 }  // namespace marrow::softnic_test
