@@ -148,7 +148,8 @@ const Region* Regions::remote(std::uint32_t key) {
 
 bool Regions::only_owner_reaches(std::uint32_t key) const {
   const RegionSlot* slot = directory_.region_slot(key);
-  return slot != nullptr && slot->key.load(kAcquire) == key && slot->kind.load(kAcquire) == RegionSlot::kFile && slot->fd.load(kAcquire) < 0 &&
+  return slot != nullptr && slot->key.load(kAcquire) == key &&
+         slot->kind.load(kAcquire) == RegionSlot::kFile && slot->fd.load(kAcquire) < 0 &&
          slot->process.load(kAcquire) != directory_.self();
 }
 

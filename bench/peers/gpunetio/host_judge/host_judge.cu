@@ -110,7 +110,8 @@ __global__ void put_counter(doca_gpu_dev_verbs_qp* qp, doca_gpu_dev_verbs_qp* co
                                                companion, w.at(w.words + 16), w.at(w.words + 24),
                                                1);
   }
-  while (*reinterpret_cast<volatile std::uint64_t*>(w.words + 16) < static_cast<std::uint64_t>(count)) {
+  while (*reinterpret_cast<volatile std::uint64_t*>(w.words + 16) <
+         static_cast<std::uint64_t>(count)) {
   }
 }
 
@@ -147,8 +148,8 @@ class Judge {
     finish(name, start);
     std::vector<unsigned char> target(kHalf);
     must(cudaMemcpy(target.data(), reinterpret_cast<void*>(window_.to), kHalf,
-                           cudaMemcpyDeviceToHost),
-                "copy back");
+                    cudaMemcpyDeviceToHost),
+         "copy back");
     std::size_t wrong = 0;
     for (std::size_t i = 0; i < kHalf; ++i) wrong += target[i] != (i < bytes ? source[i] : 0);
     report(name, wrong == 0, std::to_string(wrong) + " bytes differ", start);
@@ -156,8 +157,8 @@ class Judge {
   std::uint64_t word(int index) {
     std::uint64_t value = 0;
     must(cudaMemcpy(&value, reinterpret_cast<void*>(window_.words + 8ull * index), 8,
-                           cudaMemcpyDeviceToHost),
-                "copy back");
+                    cudaMemcpyDeviceToHost),
+         "copy back");
     return value;
   }
   void expect(const char* name, std::uint64_t got, std::uint64_t wanted) {
@@ -177,8 +178,8 @@ class Judge {
     finish(name, start);
     std::vector<unsigned char> target(8 * count);
     must(cudaMemcpy(target.data(), reinterpret_cast<void*>(window_.to), target.size(),
-                           cudaMemcpyDeviceToHost),
-                "copy back");
+                    cudaMemcpyDeviceToHost),
+         "copy back");
     std::size_t wrong = 0;
     for (std::size_t i = 0; i < target.size(); ++i) wrong += target[i] != (i / 8) % 256;
     report(name, wrong == 0, std::to_string(wrong) + " bytes differ", start);
@@ -257,11 +258,13 @@ int main_of_judge() {
   }
   // The companions work on this side's memory: with each other.
   for (int i = 0; i < 2; ++i) {
-    connect(device, group[i]->qp_companion.qp, doca_verbs_qp_get_qpn(group[1 - i]->qp_companion.qp));
+    connect(device, group[i]->qp_companion.qp,
+            doca_verbs_qp_get_qpn(group[1 - i]->qp_companion.qp));
   }
-  std::printf("doorbells by: %s\n", ring[0]->nic_handler == DOCA_GPUNETIO_VERBS_NIC_HANDLER_CPU_PROXY
-                                        ? "gpunetio's service thread (CPU proxy)"
-                                        : "the GPU");
+  std::printf("doorbells by: %s\n",
+              ring[0]->nic_handler == DOCA_GPUNETIO_VERBS_NIC_HANDLER_CPU_PROXY
+                  ? "gpunetio's service thread (CPU proxy)"
+                  : "the GPU");
   doca_gpu_verbs_service_t service = nullptr;
   must(doca_gpu_verbs_create_service(&service), "create_service");
   doca_gpu_verbs_qp* const served[] = {ring[0]->qp_gverbs, collapsed[0]->qp_gverbs,
@@ -276,39 +279,30 @@ int main_of_judge() {
   auto* c = on_gpu(collapsed[0]);
   auto* main_qp = on_gpu(&group[0]->qp_main);
   auto* companion = on_gpu(&group[0]->qp_companion);
-  judge.run("put, exclusive, 16 x 64 B", 16 * 64, [&](cudaStream_t s, Window w) {
-    put_each<kExclusive><<<1, 1, 0, s>>>(q, w, 16, 64);
-  });
-  judge.run("put, exclusive, 600 x 64 B (wraps)", 600 * 64, [&](cudaStream_t s, Window w) {
-    put_each<kExclusive><<<1, 1, 0, s>>>(q, w, 600, 64);
-  });
-  judge.run("put, shared by the GPU, 4 x 128 KiB", 4 << 17, [&](cudaStream_t s, Window w) {
-    put_each<kShared><<<1, 1, 0, s>>>(q, w, 4, 1 << 17);
-  });
-  judge.run("put, 96 threads at once", 96 * 256, [&](cudaStream_t s, Window w) {
-    put_many_threads<<<1, 96, 0, s>>>(q, w, 256);
-  });
-  judge.run("put, one warp", 32 * 512, [&](cudaStream_t s, Window w) {
-    put_warp<<<1, 32, 0, s>>>(q, w, 512);
-  });
-  judge.values("p, inline, 300 x 8 B", 300, [&](cudaStream_t s, Window w) {
-    put_values<<<1, 1, 0, s>>>(q, w, 300);
-  });
-  judge.run("put + signal, 20 x 4 KiB", 20 * 4096, [&](cudaStream_t s, Window w) {
-    put_signals<<<1, 1, 0, s>>>(q, w, 20, 4096);
-  });
+  judge.run("put, exclusive, 16 x 64 B", 16 * 64,
+            [&](cudaStream_t s, Window w) { put_each<kExclusive><<<1, 1, 0, s>>>(q, w, 16, 64); });
+  judge.run("put, exclusive, 600 x 64 B (wraps)", 600 * 64,
+            [&](cudaStream_t s, Window w) { put_each<kExclusive><<<1, 1, 0, s>>>(q, w, 600, 64); });
+  judge.run("put, shared by the GPU, 4 x 128 KiB", 4 << 17,
+            [&](cudaStream_t s, Window w) { put_each<kShared><<<1, 1, 0, s>>>(q, w, 4, 1 << 17); });
+  judge.run("put, 96 threads at once", 96 * 256,
+            [&](cudaStream_t s, Window w) { put_many_threads<<<1, 96, 0, s>>>(q, w, 256); });
+  judge.run("put, one warp", 32 * 512,
+            [&](cudaStream_t s, Window w) { put_warp<<<1, 32, 0, s>>>(q, w, 512); });
+  judge.values("p, inline, 300 x 8 B", 300,
+               [&](cudaStream_t s, Window w) { put_values<<<1, 1, 0, s>>>(q, w, 300); });
+  judge.run("put + signal, 20 x 4 KiB", 20 * 4096,
+            [&](cudaStream_t s, Window w) { put_signals<<<1, 1, 0, s>>>(q, w, 20, 4096); });
   judge.expect("the signal's word", judge.word(0), 60);
   judge.expect("its last old value", judge.word(1), 57);
-  judge.run("get with DUMP, 10 x 8 KiB", 10 * 8192, [&](cudaStream_t s, Window w) {
-    get_each<<<1, 1, 0, s>>>(q, w, 10, 8192);
-  });
+  judge.run("get with DUMP, 10 x 8 KiB", 10 * 8192,
+            [&](cudaStream_t s, Window w) { get_each<<<1, 1, 0, s>>>(q, w, 10, 8192); });
   judge.run("put + counter on the companion, 50 x 1 KiB", 50 * 1024, [&](cudaStream_t s, Window w) {
     put_counter<<<1, 1, 0, s>>>(main_qp, companion, w, 50, 1024);
   });
   judge.expect("the counter's word", judge.word(2), 50);
-  judge.run("put, collapsed CQ, 300 x 64 B", 300 * 64, [&](cudaStream_t s, Window w) {
-    put_collapsed<<<1, 1, 0, s>>>(c, w, 300, 64);
-  });
+  judge.run("put, collapsed CQ, 300 x 64 B", 300 * 64,
+            [&](cudaStream_t s, Window w) { put_collapsed<<<1, 1, 0, s>>>(c, w, 300, 64); });
 
   must(doca_gpu_verbs_destroy_service(service), "destroy_service");
   for (int i = 0; i < 2; ++i) {
@@ -318,7 +312,8 @@ int main_of_judge() {
   }
   judge.close();
   must(doca_gpu_destroy(device.gpu), "doca_gpu_destroy");
-  if (device.calls.dealloc_pd(device.pd) != 0) die("ibv_dealloc_pd failed: something was left over");
+  if (device.calls.dealloc_pd(device.pd) != 0)
+    die("ibv_dealloc_pd failed: something was left over");
   if (device.calls.close_device(device.context) != 0) die("ibv_close_device failed");
   std::printf("%s\n", judge.failures() == 0 ? "passed" : "FAILED");
   return judge.failures() == 0 ? 0 : 1;
