@@ -66,6 +66,8 @@ install_command() {
         nlohmann-json3-dev) names+=(json-devel) ;;
         clang-format | clang-tidy) names+=(clang-tools-extra) ;;
         libclang-rt-dev) names+=(compiler-rt) ;;
+        libibverbs-dev) names+=(rdma-core-devel) ;;
+        ibverbs-utils) names+=(libibverbs-utils) ;;
         *) names+=("$name") ;;
       esac
     done
