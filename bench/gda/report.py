@@ -30,6 +30,9 @@ def cpu():
 def main():
     with open(sys.argv[1]) as file:
         rows = json.load(file)
+    for row in rows:
+        if not row.get("note"):
+            row.pop("note", None)
     document = {
         "schema": "marrow.bench.1", "command": "bench/gpu/gda_issue.sh", "version": "0.1.0", "commit": sys.argv[3],
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
