@@ -60,8 +60,8 @@ const std::vector<Row>& rows();
 
 /// Compares ring, record and doorbell of queue q with `posted` WRITEs of one block each.
 /// @param qpn  as in the WQE, not swapped
-bool verify(Placement placement, int q, std::uint64_t posted, std::uint32_t qpn, bool every_block = true,
-            bool bell_too = true);
+bool verify(Placement placement, int q, std::uint64_t posted, std::uint32_t qpn,
+            bool every_block = true, bool bell_too = true);
 
 /// One put in an otherwise empty kernel.
 struct Cost {

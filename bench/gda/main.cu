@@ -187,14 +187,15 @@ void add_rate(Row row) {
 }
 
 void add_cost(Cost cost) {
-  std::printf("kernel: %-42s %3d registers %4d B stack %3d blocks of 128 an SM\n", cost.what.c_str(), cost.registers,
-              cost.stack, cost.blocks_per_sm);
+  std::printf("kernel: %-42s %3d registers %4d B stack %3d blocks of 128 an SM\n",
+              cost.what.c_str(), cost.registers, cost.stack, cost.blocks_per_sm);
   all_costs.push_back(std::move(cost));
 }
 
 const std::vector<Row>& rows() { return all_rows; }
 
-bool verify(Placement placement, int q, std::uint64_t posted, std::uint32_t qpn, bool every_block, bool bell_too) {
+bool verify(Placement placement, int q, std::uint64_t posted, std::uint32_t qpn, bool every_block,
+            bool bell_too) {
   static auto* wrong = device_words<unsigned long long>(1);
   if (posted == 0) return true;
   const Memory& m = memory(placement);
@@ -206,7 +207,8 @@ bool verify(Placement placement, int q, std::uint64_t posted, std::uint32_t qpn,
   must(cudaMemcpy(&found, wrong, sizeof found, cudaMemcpyDeviceToHost), "check");
   const std::uint64_t bell =
       std::uint64_t{big(qpn << 8)} << 32 | big(static_cast<std::uint32_t>(posted & 0xffff) << 8);
-  const std::uint64_t rung = bell_too ? *static_cast<volatile std::uint64_t*>(m.doorbell_host[q]) : bell;
+  const std::uint64_t rung =
+      bell_too ? *static_cast<volatile std::uint64_t*>(m.doorbell_host[q]) : bell;
   if (!bell_too) found &= 0xffffffffu;
   if (found || rung != bell)
     std::printf("queue %d, %llu posted: %u wrong entries%s%s\n", q,
@@ -265,15 +267,20 @@ int main(int argc, char** argv) {
         const char* what;
         int value;
         const char* unit;
-      } figures[] = {{"registers", c.registers, "count"}, {"stack bytes", c.stack, "count"},
+      } figures[] = {{"registers", c.registers, "count"},
+                     {"stack bytes", c.stack, "count"},
                      {"blocks of 128 threads an SM", c.blocks_per_sm, "count"}};
       for (const auto& f : figures) {
         std::fprintf(file,
-                     ",\n{\"what\":\"gda probe: %s, %s\",\"unit\":\"%s\",\"kind\":\"measured\",\"devices\":[{\"role\":"
-                     "\"kernels\",\"device\":\"gpu\",\"name\":\"%s\"}],\"parameters\":{},\"statistics\":{\"count\":1,"
-                     "\"min\":%d,\"median\":%d,\"mean\":%d,\"p99\":%d,\"max\":%d,\"stddev\":0},\"verified\":true,"
+                     ",\n{\"what\":\"gda probe: %s, "
+                     "%s\",\"unit\":\"%s\",\"kind\":\"measured\",\"devices\":[{\"role\":"
+                     "\"kernels\",\"device\":\"gpu\",\"name\":\"%s\"}],\"parameters\":{},"
+                     "\"statistics\":{\"count\":1,"
+                     "\"min\":%d,\"median\":%d,\"mean\":%d,\"p99\":%d,\"max\":%d,\"stddev\":0},"
+                     "\"verified\":true,"
                      "\"note\":\"one operation in an otherwise empty kernel\"}",
-                     c.what.c_str(), f.what, f.unit, properties.name, f.value, f.value, f.value, f.value, f.value);
+                     c.what.c_str(), f.what, f.unit, properties.name, f.value, f.value, f.value,
+                     f.value, f.value);
       }
     }
     std::fprintf(file, "\n]\n");
