@@ -56,8 +56,8 @@ struct alignas(128) GdaQueue {
   std::uint8_t release_reason = 0;
   std::uint8_t reserved0[7] = {};
   std::uint64_t reserved1[5] = {};
-  /// Shared queues: where the last thread that left the line empty found it to end. Not a constant, but this is
-  /// the one line of the queue that an SM's L1 keeps.
+  /// Shared queues: where the last thread that left the line empty found it to end, in a form that only its
+  /// own block can read. Not a constant, but this is the one line of the queue that an SM's L1 keeps.
   std::uint64_t guess = 0;
 
   // Producer. reserved >= ready >= posted.

@@ -37,7 +37,7 @@ struct Request {
 ///                to a peer on another path returns Status::invalid, and a strong signal covers adds
 ///                to windows (they take WindowHandle::atomic_path) only when that path is among them.
 /// Options of operations, in any order: SignalAdd or SignalAt, CounterInc, a coop group (default
-/// Thread), Ordering, Doorbell, Team (peer then counts in that team), Deadline (waiting for queue
+/// Thread; EachLane: an operation of each lane), Ordering, Doorbell, Team (peer then counts in that team), Deadline (waiting for queue
 /// space; default MARROW_WAIT_TIMEOUT), Scratch (shared memory for bulk copies to load/store peers). All members of a group call together with the same arguments
 /// and get the same Status. Offsets and sizes are bytes.
 template <Path... kOnly>

@@ -81,16 +81,22 @@ struct Producer : Consumer<kSharing> {
     return take_here(q, Hot(q).mask(), guess, n, lanes);
   }
 
-  /// What this SM knows of the queue, from its L1: the index behind the last thread here that left the line
-  /// empty, and an old completed_index. If the compare-and-swap takes that index, nobody on another SM has
-  /// been in line since; so an acquire of block scope does, and our turn it is.
+  /// What this block knows of the queue, from its SM's L1: the index behind the block's last thread that left
+  /// the line empty, and an old completed_index. If the compare-and-swap takes that index, nobody has been in
+  /// line since; so an acquire of block scope does, and our turn it is.
   struct Guess {
     explicit MARROW_DEVICE Guess(GdaQueue& q)
         : completed(load_relaxed<Scope::block_global>(&q.completed_index)),
           // Meets in_turn's store of it.
-          index(observe<Scope::block_global>(&q.guess)) {}
+          index(observe<Scope::block_global>(&q.guess) ^ own_key()) {}
     std::uint64_t completed, index;
   };
+  /// Makes the guess of another block useless: its acquire would have to be of device scope.
+  static MARROW_DEVICE std::uint64_t own_key() {
+    return kScope == Scope::device
+               ? (static_cast<std::uint64_t>(block_index()) + 1) * 0x9e3779b97f4a7c15u
+               : 0;
+  }
   static MARROW_DEVICE bool take_guess(GdaQueue& q, std::uint32_t mask, const Guess& guess,
                                        std::uint64_t total) {
     return fits(guess.completed, mask, guess.index + total) &&
@@ -318,7 +324,7 @@ struct Producer : Consumer<kSharing> {
     } else {
       out.add(&q.ready_index, step(begin, end, owed, false));
     }
-    out.template store<Scope::block_global>(&q.guess, end);
+    out.template store<Scope::block_global>(&q.guess, end ^ own_key());
   }
 
   /// Others are before us. Our entries are released first; at our turn, if somebody is behind us already, we
