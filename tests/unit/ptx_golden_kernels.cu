@@ -70,11 +70,11 @@ __global__ void proxy_value_signal(DeviceCommunicator comm, WindowHandle window,
   const detail::Then then{&comm.sync[2], 8, 1, true};
   (void)detail::PathProxy::put_value(comm, 0, 1, window, 0, &value, 8, then, {});
 }
-#define GDA_PUT(NAME, SHARING, ...)                                                \
-  __global__ void NAME(const MARROW_GRID_CONSTANT DeviceCommunicator comm,        \
-                       const MARROW_GRID_CONSTANT WindowHandle window) {          \
-    const Gin<Path::gda> gin(comm, 0, SHARING);                                   \
-    (void)gin.put(1, window, 0, window, 0, 64 __VA_OPT__(, ) __VA_ARGS__);        \
+#define GDA_PUT(NAME, SHARING, ...)                                        \
+  __global__ void NAME(const MARROW_GRID_CONSTANT DeviceCommunicator comm, \
+                       const MARROW_GRID_CONSTANT WindowHandle window) {   \
+    const Gin<Path::gda> gin(comm, 0, SHARING);                            \
+    (void)gin.put(1, window, 0, window, 0, 64 __VA_OPT__(, ) __VA_ARGS__); \
   }
 GDA_PUT(gda_put_thread, Sharing::thread)
 GDA_PUT(gda_put_signal_thread, Sharing::thread, SignalAdd{1, 1})
