@@ -95,6 +95,7 @@ struct GpuAccess {
   }
 
   /// Atomic read-modify-writes, acquire and release: a signal word comes after the data of earlier WRITEs.
+#if defined(__CUDACC__)
   static __device__ std::uint64_t fetch_add(std::uint64_t* p, std::uint64_t n) {
     std::uint64_t old;
     asm volatile("atom.acq_rel.sys.global.add.u64 %0, [%1], %2;"
@@ -129,13 +130,28 @@ struct GpuAccess {
                  : "memory");
     return old;
   }
+#else
+  template <class T>
+  static T fetch_add(T* p, T n) {
+    return __atomic_fetch_add(p, n, __ATOMIC_ACQ_REL);
+  }
+  template <class T>
+  static T compare_swap(T* p, T expected, T desired) {
+    __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return expected;
+  }
+#endif
 
  private:
   /// WAIT looks at words in shared memory, everyone else at global ones.
   static __device__ std::uint32_t observe_any(const std::uint32_t* p) {
+#if defined(__CUDACC__)
     std::uint32_t value;
     asm volatile("ld.acquire.sys.b32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
     return value;
+#else
+    return observe<Scope::system>(p);
+#endif
   }
   template <class T>
   static __device__ void move(std::byte* to, const std::byte* from, std::size_t bytes) {

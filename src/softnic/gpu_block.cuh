@@ -55,7 +55,11 @@ static_assert(sizeof(Block) <= 227 * 1024);
 /// Everything that warps look at often is in shared memory, and reached without a pointer: the acquire load of
 /// each doorbell empties L1, so a pointer, a parameter or a spilled register in memory would cost a trip to L2
 /// every time.
+#if defined(__CUDACC__)
 __device__ __forceinline__ Block& the_block() { return *dynamic_shared<Block>(); }
+#else
+Block& the_block();  // of the emulated GPU (tests/unit/emulated_gpu.hpp)
+#endif
 __device__ __forceinline__ const Launch& the_launch() { return the_block().launch; }
 
 template <class T>

@@ -4,7 +4,9 @@
 // lane and long copies take all warps that are free. The last warp, the manager, carries out the host's
 // commands while the others stand still, and ends the block when the host says so, when there is nothing to
 // do, or when the host's heartbeat stops. All state outlives the block: the host simply starts it again.
+#if defined(__CUDACC__)
 #include <cuda_runtime.h>
+#endif
 
 #include "softnic/gpu_block.cuh"
 
@@ -540,8 +542,9 @@ class Manager {
                         (now > active_at && now - active_at > the_launch().idle) ||
                         (now > beat_at && now - beat_at > the_launch().heartbeat);
       if (from_lane(quit, 0)) {
-        if (lane_ == 0) volatile_store(the_block().quit, 1u);
+        // Only then: a worker that still leaves the last halt would go uncounted.
         halt();
+        if (lane_ == 0) volatile_store(the_block().quit, 1u);
         return;
       }
     }
@@ -600,7 +603,6 @@ class Manager {
     const std::uint32_t flags = load_relaxed<Scope::system>(&box.flags);
     const std::uint32_t bytes = load_relaxed<Scope::system>(&box.bytes);
     const std::uint64_t address = load_relaxed<Scope::system>(&box.address);
-    Tables& tables = *the_launch().tables;
     switch (kind) {
       case Command::write: words_from_host(reinterpret_cast<void*>(address), bytes); return;
       case Command::put_queue_pair: {
@@ -686,6 +688,7 @@ __global__ void __launch_bounds__(kThreads, 1) engine_block(const __grid_constan
 
 }  // namespace
 
+#if defined(__CUDACC__)
 bool has_block() { return true; }
 
 int prepare_block() {
@@ -700,5 +703,6 @@ int launch_block(const Launch& launch, void* stream) {
   engine_block<<<1, kThreads, sizeof(Block), static_cast<cudaStream_t>(stream)>>>(launch);
   return cudaGetLastError();
 }
+#endif
 
 }  // namespace marrow::softnic::gpu
