@@ -10,6 +10,12 @@
 #include "marrow/abi/mlx5_wqe.h"
 #include "marrow/device/platform.cuh"
 
+#if defined(__CUDACC__)
+#define MARROW_UNROLL _Pragma("unroll")
+#else
+#define MARROW_UNROLL
+#endif
+
 namespace marrow::softnic::gpu {
 
 struct GpuAccess {
@@ -58,9 +64,9 @@ struct GpuAccess {
     const auto* source = reinterpret_cast<const uint4*>(from);
     if (bytes == mlx5::kBlockBytes) {
       uint4 v[4];
-#pragma unroll
+      MARROW_UNROLL
       for (int i = 0; i < 4; ++i) v[i] = __ldcg(source + i);
-#pragma unroll
+      MARROW_UNROLL
       for (int i = 0; i < 4; ++i) target[i] = v[i];
       return;
     }

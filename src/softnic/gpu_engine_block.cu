@@ -308,7 +308,7 @@ class Worker {
     while (left != 0) {
       std::uint32_t rest = left;
       Ending endings[kTogetherQueues];
-#pragma unroll
+      MARROW_UNROLL
       for (int i = 0; i < kTogetherQueues; ++i) {
         if (rest == 0) continue;
         const int lane = __ffs(static_cast<int>(rest)) - 1;
@@ -316,7 +316,7 @@ class Worker {
         endings[i] = begin(queue_pair(first + lane * kWorkers), hints, lane);
       }
       finish(endings);
-#pragma unroll
+      MARROW_UNROLL
       for (int i = 0; i < kTogetherQueues; ++i) {
         if (left == 0) continue;
         const int lane = __ffs(static_cast<int>(left)) - 1;
@@ -450,12 +450,12 @@ class Worker {
   /// One release for all that begin_small() stored, then the words that make its entries valid, in order.
   __device__ void finish(const Ending (&endings)[kTogetherQueues]) {
     bool any = false;
-#pragma unroll
+    MARROW_UNROLL
     for (const Ending& ending : endings) any = any || ending.run != 0;
     if (!any) return;
     __syncwarp();  // every lane's release covers the WRITEs of all lanes
     Publication<Scope::system> out;
-#pragma unroll
+    MARROW_UNROLL
     for (const Ending& ending : endings) {
       if (ending.entry != nullptr) out.store(ending.entry + 15, ending.word);
       if (lane_ == 0 && ending.cq != nullptr && !ending.cq->failed) {

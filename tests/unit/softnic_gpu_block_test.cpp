@@ -6,8 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "unit/emulated_gpu.hpp"
-// The code under test; g++ knows no unrolling by pragma.
-#pragma GCC diagnostic ignored "-Wunknown-pragmas"
+// The code under test.
 #include "softnic/gpu_engine_block.cu"  // NOLINT
 
 namespace marrow::softnic::gpu {
