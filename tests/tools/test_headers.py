@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every source names its licence first, and every header is included once."""
 import pathlib
+import re
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -26,6 +27,13 @@ def test_every_header_is_included_once():
     missing = [n for n in files() if n.endswith((".hpp", ".cuh", ".h")) and n.startswith(("include/", "src/"))
                and not any(guard in (ROOT / n).read_text() for guard in ("#pragma once", "#ifndef MARROW_"))]
     assert missing == []
+
+
+def test_cmake_splits_no_shell_command():
+    """A ; inside a CMake string ends a list's element: what follows it never reaches the shell."""
+    split = [f"{n}: {line.strip()}" for n in files() if n.endswith((".cmake", "CMakeLists.txt"))
+             for line in (ROOT / n).read_text().splitlines() if re.search(r'\bsh -c "[^"]*(?<!\\);', line)]
+    assert split == []
 
 
 def test_files_stay_small():
