@@ -227,10 +227,13 @@ class Verdicts {
       const int all = counts.first + counts.second;
       out << comma << "\n{\"what\":\"conformance: rows passed\",\"unit\":\"count\",";
       if (names[0] != "mixed") out << "\"path\":\"" << names[0] << "\",";
-      out << "\"kind\":\"" << (kGpu ? "measured" : "emulated")
-          << "\",\"devices\":[{\"role\":\"kernels\",\"device\":\"" << (kGpu ? "gpu" : "cpu")
-          << "\",\"name\":\"\"}],\"parameters\":{\"paths\":\"" << names[0] << "\",\"ranks_as\":\""
-          << names[1] << "\",\"memory\":\"" << names[2] << "\",\"rows\":" << all
+      const bool nic = names[0] == "gda" || names[0] == "mixed";
+      out << "\"kind\":\"" << kind_of(names[0])
+          << "\",\"devices\":[{\"role\":\"kernels\",\"device\":\"" << (kGpu ? "gpu" : "cpu device")
+          << "\",\"name\":\"\"}"
+          << (nic ? ",{\"role\":\"NIC\",\"device\":\"softnic\",\"name\":\"\"}" : "")
+          << "],\"parameters\":{\"paths\":\"" << names[0] << "\",\"ranks_as\":\"" << names[1]
+          << "\",\"memory\":\"" << names[2] << "\",\"rows\":" << all
           << ",\"not_started\":" << not_started << "},\"statistics\":{\"count\":1";
       for (const char* what : {"min", "median", "mean", "p99", "max"})
         out << ",\"" << what << "\":" << counts.first;

@@ -132,8 +132,7 @@ bool one_way(std::string_view name, std::string_view value, std::string_view oth
   }
   if (kGpu) {
     // What each path reaches of a GPU's memory; host memory past 4 GiB would all be pinned.
-    if (name == "path" && (value == "gda" || value == "mixed") && other == "memory" && v != "host")
-      return false;
+    if (name == "path" && value == "mixed" && other == "memory" && v != "host") return false;
     if (name == "far" && value == "1" && other == "memory" && v == "host") return false;
     if (name == "far" && value == "1" && other == "path" && v != "lsa" && v != "proxy")
       return false;
@@ -173,6 +172,10 @@ bool possible(const Row& row) {
   const bool lsa = row.is("path", "lsa") || (row.is("path", "mixed") && row.number("ranks") == 2 &&
                                              row.number("seed") % 3 == 2);
   return row.is("memory", "host") ? !lsa : !row.is("path", "proxy");
+}
+
+std::string_view kind_of(std::string_view path) {
+  return kGpu && path != "gda" && path != "mixed" ? "measured" : "emulated";
 }
 
 namespace {

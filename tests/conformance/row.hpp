@@ -59,6 +59,10 @@ bool compatible(std::string_view name, std::string_view value, std::string_view 
 /// Whether the row can be run at all: what no pair of values shows.
 bool possible(const Row& row);
 
+/// Of a row's figures (bench/schema.json): emulated where the CPU device runs the kernels or softnic moves
+/// the bytes, as on some pairs of `mixed`; else measured.
+std::string_view kind_of(std::string_view path);
+
 std::vector<std::string> split(std::string_view text, char separator = ',');
 
 /// Rows that cover every compatible pair of values of the given columns; the same for the same seed.

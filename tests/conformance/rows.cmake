@@ -55,4 +55,6 @@ if(MARROW_WITH_CUDA)
     --path lsa --seconds 50)
   marrow_conformance_test(conformance_gpu_host LABEL gpu BINARY marrow_conformance_gpu ARGS --matrix pairwise
     --path gda,proxy --memory host --seconds 50)
+  marrow_conformance_test(conformance_gpu_engine LABEL gpu BINARY marrow_conformance_gpu ARGS --matrix pairwise
+    --path gda --memory device --seconds 50)
 endif()
