@@ -70,8 +70,8 @@ class MARROW_API Window {
   /// The path that add, fetch_add, compare_swap and SignalAt take on it, for all peers.
   Path atomic_path() const;
   /// Why those four are refused on this window (Status::invalid; check() names the call): its memory is
-  /// on a GPU and some pair of ranks is connected by the proxy, whose threads cannot add there. Empty: they
-  /// work.
+  /// on a GPU and some pair of ranks is connected by the proxy, whose threads cannot add there; or it is
+  /// host memory that several GPUs would add to by lsa. Empty: they work.
   std::string why_no_atomics() const;
   /// Collective: unmaps and frees now.
   void close();

@@ -34,8 +34,7 @@ void* Window::host() const { return open(state_, "Window").symmetric().block().h
 std::uint64_t Window::bytes() const { return open(state_, "Window").symmetric().block().bytes; }
 Path Window::atomic_path() const { return handle().atomic_path; }
 std::string Window::why_no_atomics() const {
-  const core::SymmetricBlock& window = open(state_, "Window").symmetric();
-  return core::why_no_atomics(window.handle().atomic_path, window.block());
+  return open(state_, "Window").symmetric().why_no_atomics();
 }
 void Window::close() {
   if (state_) state_->close();

@@ -5,6 +5,19 @@
 
 namespace marrow::core {
 
+// Sync memory (signals) is where its path can update it, so this is asked of windows alone.
+std::string why_no_atomics(bool gpu, Path atomic_path, const memory::Block& block) {
+  if (atomic_path == Path::proxy && !block.host) {
+    return "atomics take the proxy path, whose threads cannot add to GPU memory; use Memory::host "
+           "for windows with words that peers add to";
+  }
+  if (gpu && atomic_path == Path::lsa && block.kind == Memory::host) {
+    return "atomics take the lsa path, and several GPUs that add to host memory lose each other's "
+           "updates; use Memory::device for windows with words that peers add to";
+  }
+  return {};
+}
+
 SymmetricBlock::SymmetricBlock(CommunicatorState& comm, memory::Arena& arena,
                                const memory::Block& block, std::uint32_t id, PathBits paths,
                                gda::Access access)
@@ -16,11 +29,7 @@ SymmetricBlock::SymmetricBlock(CommunicatorState& comm, memory::Arena& arena,
   handle_.local = block.device;
   handle_.atomic_path = comm.plan().atomic;
   handle_.host_memory = block.kind == Memory::host;
-  // Updates by several GPUs over PCIe are reads and writes: they lose each other's. A CPU thread reaches no
-  // GPU memory. Sync memory (signals) is where its path can update it.
-  const bool gpu = comm.place().on_gpu();
-  handle_.no_atomics = (gpu && handle_.atomic_path == Path::lsa && block.kind == Memory::host) ||
-                       (handle_.atomic_path == Path::proxy && !block.host);
+  handle_.no_atomics = !why_no_atomics().empty();
   try {
     if (paths_ & bit(Path::lsa)) map_peers();
     // Kernels load the peer's entry before they know its path: the table is always there.
@@ -36,6 +45,10 @@ SymmetricBlock::SymmetricBlock(CommunicatorState& comm, memory::Arena& arena,
 }
 
 SymmetricBlock::~SymmetricBlock() { release(); }
+
+std::string SymmetricBlock::why_no_atomics() const {
+  return core::why_no_atomics(comm_.place().on_gpu(), handle_.atomic_path, block_);
+}
 
 void SymmetricBlock::release() {
   if (proxy_registered_) comm_.proxy()->deregister(handle_.id);

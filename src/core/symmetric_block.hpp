@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/state.hpp"
@@ -13,6 +14,10 @@ namespace marrow::core {
 /// Which paths a block is made reachable by: bit per Path.
 using PathBits = std::uint8_t;
 constexpr PathBits bit(Path path) { return static_cast<PathBits>(1u << static_cast<int>(path)); }
+
+/// Why add, fetch_add, compare_swap and SignalAt are refused on windows of such memory; empty: they work.
+/// @param gpu  whether kernels run on a GPU
+std::string why_no_atomics(bool gpu, Path atomic_path, const memory::Block& block);
 
 class SymmetricBlock {
  public:
@@ -27,6 +32,7 @@ class SymmetricBlock {
 
   const WindowHandle& handle() const { return handle_; }
   const memory::Block& block() const { return block_; }
+  std::string why_no_atomics() const;
   /// The peer's part as an address of ours; empty when not load/store reachable.
   const memory::Block& peer(int rank) const { return peers_[rank]; }
 

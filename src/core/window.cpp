@@ -5,13 +5,6 @@
 
 namespace marrow::core {
 
-std::string why_no_atomics(Path atomic_path, const memory::Block& block) {
-  if (atomic_path != Path::proxy || block.host) return {};
-  return "atomics take the proxy path, whose threads cannot add to GPU memory; use Memory::host "
-         "for "
-         "windows with words that peers add to";
-}
-
 WindowState::WindowState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block,
                          bool owned)
     : comm_(comm), block_(block), owned_(owned) {

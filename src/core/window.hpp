@@ -8,9 +8,6 @@
 
 namespace marrow::core {
 
-/// Why add, fetch_add, compare_swap and SignalAt are refused on windows of such memory; empty: they work.
-std::string why_no_atomics(Path atomic_path, const memory::Block& block);
-
 class WindowState {
  public:
   /// Collective. @param owned  the arena allocated the block and frees it

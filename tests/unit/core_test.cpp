@@ -369,10 +369,18 @@ TEST(Core, BadSettingsOfTheCpuDeviceAreRefused) {
 TEST(Core, WhyAWindowHasNoAtomics) {
   memory::Block device, host;
   std::byte byte{};
+  device.kind = Memory::device;
+  host.kind = Memory::host;
   host.host = &byte;
-  EXPECT_NE(core::why_no_atomics(Path::proxy, device), "");
-  EXPECT_EQ(core::why_no_atomics(Path::proxy, host), "");
-  EXPECT_EQ(core::why_no_atomics(Path::lsa, device), "");
+  for (const bool gpu : {false, true}) {
+    EXPECT_NE(core::why_no_atomics(gpu, Path::proxy, device).find("proxy path"), std::string::npos);
+    EXPECT_EQ(core::why_no_atomics(gpu, Path::proxy, host), "");
+    EXPECT_EQ(core::why_no_atomics(gpu, Path::lsa, device), "");
+    EXPECT_EQ(core::why_no_atomics(gpu, Path::gda, device), "");
+    EXPECT_EQ(core::why_no_atomics(gpu, Path::gda, host), "");
+  }
+  EXPECT_EQ(core::why_no_atomics(false, Path::lsa, host), "");
+  EXPECT_NE(core::why_no_atomics(true, Path::lsa, host).find("lsa path"), std::string::npos);
   run_ranks(1, [](Communicator& comm) { EXPECT_EQ(comm.allocate(64).why_no_atomics(), ""); });
 }
 
