@@ -48,12 +48,21 @@ HostRegistration::HostRegistration(std::shared_ptr<cuda::Context> context, void*
   const std::uintptr_t first = address / page_size() * page_size();
   const std::uintptr_t end = round_up(address + bytes, page_size());
   const cuda::Current current(*context_);
+  // Also what came from cudaMallocHost.
+  const auto known = [](std::uintptr_t page) {
+    return pointer_attribute<unsigned>(cuda::PointerAttribute::memory_type,
+                                       reinterpret_cast<void*>(page)) == cuda::kMemoryTypeHost;
+  };
+  // Page by page: the driver does not tell where host registrations begin and end.
+  const auto all_known = [&](std::uintptr_t from, std::uintptr_t to) {
+    for (std::uintptr_t page = from; page < to; page += page_size()) {
+      if (!known(page)) return false;
+    }
+    return true;
+  };
   const auto enroll = [&](std::uintptr_t from, std::uintptr_t to) {
     auto* const pages = reinterpret_cast<void*>(from);
-    // Also what came from cudaMallocHost.
-    if (pointer_attribute<unsigned>(cuda::PointerAttribute::memory_type, pages) ==
-        cuda::kMemoryTypeHost)
-      return false;
+    if (known(from)) return false;
     const Result result = driver().host_register(
         pages, to - from, cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap);
     if (result == Result::host_memory_already_registered) return false;
@@ -61,7 +70,7 @@ HostRegistration::HostRegistration(std::shared_ptr<cuda::Context> context, void*
           "raise the limit of locked memory (ulimit -l) or use less");
     return true;
   };
-  switch (host_pages().hold(first, end, enroll, unregister)) {
+  switch (host_pages().hold(first, end, enroll, unregister, all_known)) {
     case HostPages::Outcome::held:
       first_ = first;
       end_ = end;

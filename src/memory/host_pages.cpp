@@ -12,7 +12,7 @@ HostPages::Pieces::iterator HostPages::first_past(std::uintptr_t address) {
 }
 
 HostPages::Outcome HostPages::hold(std::uintptr_t first, std::uintptr_t end, const Register& enroll,
-                                   const Unregister& withdraw) {
+                                   const Unregister& withdraw, const Registered& is_registered) {
   std::lock_guard lock(mutex_);
   bool registered = false, refused = false;
   std::uintptr_t at = first;
@@ -40,7 +40,8 @@ HostPages::Outcome HostPages::hold(std::uintptr_t first, std::uintptr_t end, con
   }
   if (!refused) return Outcome::held;
   drop_locked(first, at, withdraw);
-  return registered ? Outcome::mixed : Outcome::foreign;
+  // A refusal says that some page is taken, not that all are.
+  return registered || !is_registered(first, end) ? Outcome::mixed : Outcome::foreign;
 }
 
 void HostPages::drop(std::uintptr_t first, std::uintptr_t end, const Unregister& withdraw) {

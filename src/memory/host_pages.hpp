@@ -18,6 +18,8 @@ class HostPages {
   /// Registers bytes [first, end), whole pages. @return false: somebody else's registration is in the way
   using Register = std::function<bool(std::uintptr_t first, std::uintptr_t end)>;
   using Unregister = std::function<void(std::uintptr_t first)>;
+  /// @return whether all of [first, end) is registered, by whomever
+  using Registered = std::function<bool(std::uintptr_t first, std::uintptr_t end)>;
 
   enum class Outcome {
     held,     ///< all of the range is registered, until drop()
@@ -27,7 +29,7 @@ class HostPages {
 
   /// [first, end): whole pages. What `enroll` throws goes on, and nothing stays registered for it.
   Outcome hold(std::uintptr_t first, std::uintptr_t end, const Register& enroll,
-               const Unregister& withdraw);
+               const Unregister& withdraw, const Registered& is_registered);
   /// Ends one hold() of the same range.
   void drop(std::uintptr_t first, std::uintptr_t end, const Unregister& withdraw);
 
