@@ -188,6 +188,9 @@ std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t*
   require(reinterpret_cast<std::uintptr_t>(qp.sq) % mlx5::kBlockBytes == 0, kStatusBadParameter,
           "QP: the send ring is not aligned to 64 bytes");
   object->uar = &uar(context, get(c, qpc::uar_page), "QP");
+  GpuEngine* const gpu = context.engine;
+  require(object->uar->engine == gpu, kStatusBadParameter,
+          "QP: the UAR page is of another engine than the queue pair");
   take_doorbells(qp, *object->uar);
   if (get(c, qpc::send_record_mode) != 0) {
     // Without a record the doorbell has a place of its own in the page; the register still counts.
@@ -228,9 +231,6 @@ std::unique_ptr<QpObject> create_qp_object(Context& context, const std::uint8_t*
   qp.start = start;
   reset_progress(qp);
   qp.work = &qp.own_work;
-  GpuEngine* const gpu = context.engine;
-  require(object->uar->engine == gpu, kStatusBadParameter,
-          "QP: the UAR page is of another engine than the queue pair");
   if (gpu != nullptr) {
     try {
       gpu->add(qp);

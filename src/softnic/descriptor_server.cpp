@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "base/random.hpp"
 #include "base/text.hpp"
+#include "base/threads.hpp"
 #include "base/unix_fds.hpp"
 #include "marrow/error.hpp"
 
@@ -26,7 +27,7 @@ DescriptorServer::DescriptorServer(Directory& directory, Regions& regions, Engin
     : directory_(directory), regions_(regions), lock_(lock) {
   const std::uint64_t number = base::random_u64() | 1;
   listener_ = base::unix_listen(socket_name(number));
-  thread_ = std::thread([this] { serve(); });
+  thread_ = base::start_thread("softnic's thread that hands out descriptors", [this] { serve(); });
   directory_.shared().processes[directory_.self()].descriptors.store(number,
                                                                      std::memory_order_release);
 }

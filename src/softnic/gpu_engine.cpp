@@ -9,6 +9,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "base/threads.hpp"
 #include "marrow/error.hpp"
 #include "softnic/descriptor_server.hpp"
 #include "softnic/host_env.hpp"
@@ -90,7 +91,6 @@ GpuEngine::GpuEngine(Directory& directory, Regions& regions, Engine& lock, const
     : directory_(directory),
       regions_(regions),
       lock_(lock),
-      options_(options),
       context_(cuda::Context::of(device)),
       stream_(context_, -5),
       copies_(context_),
@@ -133,14 +133,25 @@ GpuEngine::GpuEngine(Directory& directory, Regions& regions, Engine& lock, const
   launch_.idle = kIdle;
   launch_.heartbeat = kHeartbeat;
   launch_.faults = faults_of(options);
-  regions_.watch(*this);
-  thread_ = std::thread([this] { serve(); });
+  try {
+    regions_.watch(*this);  // may start the block: regions go into its tables
+    thread_ = base::start_thread(base::cat("the thread of the GPU engine on GPU ", device),
+                                 [this] { serve(); });
+  } catch (...) {
+    leave();
+    throw;
+  }
   MARROW_INFO(softnic, "GPU engine on GPU ", device);
 }
 
 GpuEngine::~GpuEngine() {
   stop_.store(true);
   if (thread_.joinable()) thread_.join();
+  leave();
+}
+
+/// Ends the block; afterwards the members may go.
+void GpuEngine::leave() noexcept {
   regions_.unwatch(*this);
   end_block();
   if (running_) {
@@ -148,11 +159,11 @@ GpuEngine::~GpuEngine() {
     MARROW_WARN(softnic, "the GPU engine's block on GPU ", device(),
                 " does not end; its memory is "
                 "kept");
-    new cuda::VmmMapping(std::move(tables_memory_));
+    new (std::nothrow) cuda::VmmMapping(std::move(tables_memory_));
     mailbox_pin_.keep();
     directory_pin_.keep();
-    new base::Mapping(std::move(mailbox_memory_));
-    new std::map<std::uint32_t, Import>(std::move(imports_));
+    new (std::nothrow) base::Mapping(std::move(mailbox_memory_));
+    new (std::nothrow) std::map<std::uint32_t, Import>(std::move(imports_));
     return;
   }
   for (auto& [key, import] : imports_) drop(import);
@@ -279,7 +290,10 @@ void GpuEngine::command(Command kind, std::uint32_t index, std::uint32_t flags, 
                        gpu::kThreads, " threads"));
     }
   }
-  if (in != nullptr) std::memcpy(in, replies_->payload, bytes);
+  if (in == nullptr) return;
+  // One copy reads `done` and the payload in any order; the payload of this answer is sure in the next.
+  fetch_replies();
+  std::memcpy(in, replies_->payload, bytes);
 }
 
 std::uint64_t GpuEngine::failures() const { return failures_.load(std::memory_order_acquire); }

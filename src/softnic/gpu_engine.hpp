@@ -95,6 +95,7 @@ class GpuEngine final : public Regions::Watcher {
 
   void start_block();
   void end_block() noexcept;
+  void leave() noexcept;
   bool block_left();
   void fetch_replies();
   void look_for_crash();
@@ -117,7 +118,6 @@ class GpuEngine final : public Regions::Watcher {
   Directory& directory_;
   Regions& regions_;
   Engine& lock_;
-  const Options& options_;
   std::shared_ptr<cuda::Context> context_;
   cuda::Stream stream_;
   cuda::VmmMapping tables_memory_;

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, SCHEMA
 
 QUICK = ("--iterations", 20)
-OPERATIONS = {"put": "8,1K", "put_value": "8,24", "get": "8,4K", "signal": None, "packet": "8,64", "floor": None,
+OPERATIONS = {"put": "8,1K", "put_value": "8,24", "get": "8,4K", "signal": None, "packet": "8,64",
               "barrier": None, "alltoall": "1K,1M"}
 
 
@@ -192,6 +192,16 @@ def test_perf(marrow, operation, path):
         assert any(r["unit"] == "GB/s" for r in document["results"])
     if path == "gda":
         assert all(any(d["device"] == "softnic" for d in r["devices"]) for r in document["results"])
+
+
+def test_perf_floor_is_taken_in_turns_with_put(marrow):
+    rows = marrow.json("perf", "floor", "--path", "lsa", *QUICK)["results"]
+    times = {what: [r for r in rows if r["what"] == what] for what in {r["what"] for r in rows}}
+    assert set(times) == {"put latency", "floor: put + signal"}
+    assert len(times["put latency"]) == len(times["floor: put + signal"])
+    assert all(r["unit"] == "us" and r["statistics"]["min"] > 0 and r["verified"] for r in rows)
+    done = marrow.run("perf", "floor", "--path", "gda", *QUICK)
+    assert done.returncode == 2 and "give --path lsa" in done.stderr
 
 
 def test_perf_table_says_what_it_shows(marrow):
