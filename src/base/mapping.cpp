@@ -5,6 +5,10 @@
 #include <sys/mman.h>
 
 #include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <string>
 
 #include "base/system_error.hpp"
 #include "base/text.hpp"
@@ -35,6 +39,25 @@ void Mapping::reset() noexcept {
   errno = saved;
   data_ = nullptr;
   size_ = 0;
+}
+
+bool is_mapped(const void* data, std::size_t size, Mapping::Access access) {
+  std::ifstream file("/proc/self/maps");
+  if (!file) return true;
+  std::uint64_t at = reinterpret_cast<std::uintptr_t>(data);
+  const std::uint64_t end = at + size;
+  if (end < at) return false;
+  // Ascending and without overlap: the first gap decides.
+  for (std::string line; at < end && std::getline(file, line);) {
+    unsigned long long from = 0;
+    unsigned long long to = 0;
+    char rights[5] = {};
+    if (std::sscanf(line.c_str(), "%llx-%llx %4s", &from, &to, rights) != 3 || to <= at) continue;
+    if (from > at || rights[0] != 'r') return false;
+    if (access == Mapping::Access::read_write && rights[1] != 'w') return false;
+    at = to;
+  }
+  return at >= end;
 }
 
 }  // namespace marrow::base

@@ -54,4 +54,8 @@ class Mapping {
   std::size_t size_ = 0;
 };
 
+/// Whether all of [data, data + size) is mapped in this process, readable and if asked for writable: what a
+/// driver finds out when it pins memory. Reads /proc/self/maps; true where that cannot be read.
+bool is_mapped(const void* data, std::size_t size, Mapping::Access access);
+
 }  // namespace marrow::base

@@ -7,8 +7,11 @@
 #include <cstring>
 
 #include "base/log.hpp"
+#include "base/mapping.hpp"
 #include "base/parameters.hpp"
+#include "base/text.hpp"
 #include "marrow/error.hpp"
+#include "softnic/far_memory.hpp"
 #include "softnic/front.hpp"
 #include "softnic/front_verbs.hpp"
 #include "softnic/objects.hpp"
@@ -57,6 +60,21 @@ int code_to_errno(Code code) {
     case Code::version: return EPROTO;
     default: return EIO;
   }
+}
+
+bool can_pin(const Context& context, const void* address, std::size_t bytes, unsigned access) {
+  if (context.gpu >= 0) return true;  // may be a GPU's, whose driver is asked elsewhere
+  const FarMemory* far = FarMemory::active();
+  if (far != nullptr && far->is_far(address)) return true;
+  const bool written = (access & IBV_ACCESS_LOCAL_WRITE) != 0;
+  if (base::is_mapped(
+          address, bytes,
+          written ? base::Mapping::Access::read_write : base::Mapping::Access::read_only)) {
+    return true;
+  }
+  failed(EFAULT, base::cat("not all of the ", bytes, " bytes from ", address,
+                           " is memory that this process can ", written ? "write" : "read"));
+  return false;
 }
 
 namespace {
@@ -241,6 +259,9 @@ int dealloc_pd(ibv_pd* raw) {
   return 0;
 }
 
+/// The rights of verbs.h (bits 0 to 9) and its optional ones, which a NIC may ignore (bits 20 to 29).
+constexpr unsigned kKnownAccess = 0x3ff003ff;
+
 ibv_mr* reg_mr_iova2(ibv_pd* raw, void* addr, std::size_t length, std::uint64_t iova,
                      unsigned access) {
   return guarded<ibv_mr*>(nullptr, [&]() -> ibv_mr* {
@@ -257,7 +278,12 @@ ibv_mr* reg_mr_iova2(ibv_pd* raw, void* addr, std::size_t length, std::uint64_t 
       failed(EINVAL, "the region's address space wraps around");
       return nullptr;
     }
+    if ((access & ~kKnownAccess) != 0) {
+      failed(EINVAL, base::cat("access flags ", access, " have bits that no verb defines"));
+      return nullptr;
+    }
     Context& context = of(raw->context);
+    if (!can_pin(context, addr, length, access)) return nullptr;
     Lock lock(context.job->engine());
     Pd* pd = static_cast<Pd*>(raw);
     auto mr = std::make_unique<Mr>();

@@ -37,6 +37,10 @@ Result guarded(Result otherwise, Body&& body) {
 
 inline Context& of(verbs::ibv_context* context) { return *static_cast<Context*>(context); }
 
+/// Whether memory could be pinned, as the kernel finds out for a real NIC: the engine is a thread of this process
+/// and would fault on what is not there. @return false with errno EFAULT
+bool can_pin(const Context& context, const void* address, std::size_t bytes, unsigned access);
+
 /// Enters the mlx5dv functions (front_devx.cpp) into the table.
 void set_devx_functions(verbs::Table& table);
 

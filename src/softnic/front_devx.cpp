@@ -66,13 +66,15 @@ int init_obj(mlx5dv_obj* object, std::uint64_t type) {
   return 0;
 }
 
-mlx5dv_devx_umem* devx_umem_reg(ibv_context* raw, void* addr, std::size_t size, std::uint32_t) {
+mlx5dv_devx_umem* devx_umem_reg(ibv_context* raw, void* addr, std::size_t size,
+                                std::uint32_t access) {
   return guarded<mlx5dv_devx_umem*>(nullptr, [&]() -> mlx5dv_devx_umem* {
     if (addr == nullptr || size == 0) {
       failed(EINVAL, "a umem needs an address and a size above 0");
       return nullptr;
     }
     Context& context = of(raw);
+    if (!can_pin(context, addr, size, access)) return nullptr;
     Lock lock(context.job->engine());
     auto umem = std::make_unique<Umem>();
     umem->umem_id = context.job->next_number();

@@ -76,6 +76,27 @@ TEST(Mapping, ABadRequestNamesTheValues) {
   }
 }
 
+TEST(Mapping, WhatIsMappedIsKnown) {
+  using Access = Mapping::Access;
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  Mapping memory = Mapping::anonymous(4 * page);
+  auto* at = memory.as<std::byte>();
+  ASSERT_EQ(::mprotect(at + page, page, PROT_READ), 0);
+  ASSERT_EQ(::mprotect(at + 2 * page, page, PROT_NONE), 0);
+  EXPECT_TRUE(is_mapped(at, 2 * page, Access::read_only));  // across two entries
+  EXPECT_TRUE(is_mapped(at + 1, page - 1, Access::read_write));
+  EXPECT_FALSE(is_mapped(at + 1, page, Access::read_write));
+  EXPECT_TRUE(is_mapped(at + page, page, Access::read_only));
+  EXPECT_FALSE(is_mapped(at + page, page + 1, Access::read_only));
+  EXPECT_FALSE(is_mapped(at, 4 * page, Access::read_only));  // the hole in it
+  EXPECT_TRUE(is_mapped(at + 3 * page, page, Access::read_write));
+  EXPECT_FALSE(is_mapped(nullptr, 1, Access::read_only));
+  EXPECT_FALSE(is_mapped(at, std::size_t{1} << 50, Access::read_only));
+  EXPECT_FALSE(is_mapped(at, ~std::size_t{0}, Access::read_only));
+  const int here = 0;
+  EXPECT_TRUE(is_mapped(&here, sizeof here, Access::read_write));
+}
+
 TEST(Deadline, CountsDown) {
   EXPECT_TRUE(Deadline().expired());
   Deadline later = Deadline::after(milliseconds(50));

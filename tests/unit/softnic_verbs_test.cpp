@@ -5,6 +5,7 @@
 // replacement libraries.
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/mman.h>
 
 #include "softnic_support.hpp"
 
@@ -200,6 +201,35 @@ TEST(SoftnicVerbs, FullQueuesSayNoMemory) {
   while (s.a.receive(1, 0, 8) == 0) ASSERT_LT(++posted, 100000);
   EXPECT_EQ(posted, 16);
   EXPECT_EQ(s.a.receive(1, 0, 8), ENOMEM);
+}
+
+/// A NIC's driver pins what is registered, so this is refused, instead of a fault in the engine later.
+TEST(SoftnicVerbs, MemoryThatIsNotThereCannotBeRegistered) {
+  Side side(unique_job("pin"));
+  constexpr std::size_t kPage = 4096;
+  base::Mapping mapping = base::Mapping::anonymous(3 * kPage);
+  auto* at = mapping.as<std::byte>();
+  ASSERT_EQ(::mprotect(at + kPage, kPage, PROT_READ), 0);
+  ASSERT_EQ(::mprotect(at + 2 * kPage, kPage, PROT_NONE), 0);
+  const auto refused = [&](std::byte* from, std::size_t bytes, int access) {
+    errno = 0;
+    ibv_mr* mr = nic().reg_mr(side.pd, from, bytes, access);
+    EXPECT_EQ(mr, nullptr);
+    if (mr != nullptr) nic().dereg_mr(mr);
+    return errno;
+  };
+  EXPECT_EQ(refused(at + 2 * kPage, 1, 0), EFAULT);
+  EXPECT_EQ(refused(at, 3 * kPage, 0), EFAULT);
+  EXPECT_EQ(refused(at, std::size_t{1} << 50, 0xf), EFAULT);
+  EXPECT_EQ(refused(at + kPage, 1, 0xf), EFAULT);  // to be written, but read-only
+  EXPECT_EQ(refused(at, kPage, -1), EINVAL);
+  ibv_mr* mr = nic().reg_mr(side.pd, at, 2 * kPage, IBV_ACCESS_REMOTE_READ);
+  ASSERT_NE(mr, nullptr) << nic().last_error();
+  EXPECT_EQ(nic().dereg_mr(mr), 0);
+  errno = 0;
+  EXPECT_EQ(nic().devx_umem_reg(side.context, at + 2 * kPage, kPage, IBV_ACCESS_LOCAL_WRITE),
+            nullptr);
+  EXPECT_EQ(errno, EFAULT);
 }
 
 TEST(SoftnicVerbs, SharedReceivesServeTwoQueuePairs) {
