@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/log.hpp"
 #include "marrow/abi/mlx5_wqe.h"
 #include "softnic_libs/library.hpp"
 
@@ -72,7 +73,12 @@ MARROW_EXPORT int ibv_get_device_index(ibv_device*) { return 0; }
 MARROW_EXPORT std::uint64_t ibv_get_device_guid(ibv_device*) {
   return marrow::mlx5::to_big64(0x024d415252000000ull);
 }
-MARROW_EXPORT ibv_context* ibv_open_device(ibv_device* device) { return nic().open_device(device); }
+/// A program says only that it could not open the device: the reason is for whoever started it.
+MARROW_EXPORT ibv_context* ibv_open_device(ibv_device* device) {
+  ibv_context* context = nic().open_device(device);
+  if (context == nullptr) MARROW_WARN(softnic, nic().last_error());
+  return context;
+}
 MARROW_EXPORT int ibv_close_device(ibv_context* context) { return nic().close_device(context); }
 MARROW_EXPORT int ibv_fork_init() { return 0; }
 MARROW_EXPORT int ibv_is_fork_initialized() { return 0; }

@@ -39,7 +39,10 @@ case $1 in
     ibv_devinfo -v > "$log" || exit 1
     cat "$log"
     [ "$(grep -c hca_id "$log")" = 1 ] && grep -q "mlx5_softnic0" "$log" && grep -q PORT_ACTIVE "$log" &&
-      grep -qE "port_lid:[[:space:]]*[1-9]" "$log" && grep -qE "link_layer:[[:space:]]*InfiniBand" "$log"
+      grep -qE "port_lid:[[:space:]]*[1-9]" "$log" && grep -qE "link_layer:[[:space:]]*InfiniBand" "$log" || exit 1
+    # A bad option: the tool cannot open the device, and the reason is there to read.
+    MARROW_SOFTNIC=speed=9 ibv_devinfo > "$log" 2>&1 && exit 1
+    grep -q "softnic has no option 'speed=9'" "$log" || { cat "$log"; exit 1; }
     ;;
   rc_pingpong) need ibv_rc_pingpong; both ibv_rc_pingpong -p $port -n 500 -c ;;
   rc_pingpong_events) need ibv_rc_pingpong; both ibv_rc_pingpong -p $port -n 100 -s 100000 -e -c ;;
