@@ -212,6 +212,20 @@ void add_route(const std::string& path, std::uint64_t line, const nlohmann::json
   }
 }
 
+/// The next line; one without an end (/dev/zero) stops at what no router log has. @return false at the end
+bool next_line(std::istream& file, const std::string& path, std::uint64_t line, std::string& text) {
+  constexpr std::size_t kLongest = std::size_t{1} << 20;
+  text.clear();
+  for (char c = 0; file.get(c) && c != '\n';) {
+    if (text.size() == kLongest) bad_line(path, line, "longer than 1 MiB");
+    text.push_back(c);
+  }
+  if (file.bad())
+    throw Error(Code::invalid_argument, "reading the router log " + path + " failed",
+                "give a file in vLLM's JSON-lines form, not a folder or a device");
+  return !file.eof() || !text.empty();
+}
+
 }  // namespace
 
 Routing read_routing(const std::string& path, std::uint64_t limit) {
@@ -223,8 +237,8 @@ Routing read_routing(const std::string& path, std::uint64_t limit) {
   std::string text, model;
   nlohmann::json
       layer;  // of the first route line: a log of several layers has each token once a layer
-  for (std::uint64_t line = 1; std::getline(file, text) && (limit == 0 || routing.tokens() < limit);
-       ++line) {
+  for (std::uint64_t line = 1;
+       (limit == 0 || routing.tokens() < limit) && next_line(file, path, line, text); ++line) {
     if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
     const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
     if (json.is_discarded() || !json.is_object()) {

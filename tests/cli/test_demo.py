@@ -102,6 +102,8 @@ def test_bad_router_logs_name_the_line(marrow, tmp_path, change, sentence):
 
 def test_missing_router_log(marrow, tmp_path):
     assert "cannot read the router log" in marrow.fails(2, "demo", "--routing", tmp_path / "none.jsonl")
+    assert "failed" in marrow.fails(2, "demo", "--routing", tmp_path)
+    assert "line 1: longer than 1 MiB" in marrow.fails(2, "demo", "--routing", "/dev/zero")
 
 
 @pytest.mark.skipif(not REAL.exists(), reason=f"SKIP: the real router log {REAL} is not here")
