@@ -148,6 +148,8 @@ ibv_context* open_device(ibv_device* device) {
 /// Whatever the caller did not destroy goes too, queues before what they use.
 int close_device(ibv_context* raw) {
   Context* context = static_cast<Context*>(raw);
+  // A child that was forked closes its copy only, as with the kernel's: the queues are the parent's.
+  if (context->process != ::getpid()) return 0;
   {
     Lock lock(context->job->engine());
     for (const bool queue_pairs : {true, false}) {

@@ -3,6 +3,8 @@
 // the interface's own; all are touched under the engine's ControlLock.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -69,6 +71,7 @@ struct CqObject;
 struct QpObject;
 
 struct Context : verbs::ibv_context {
+  ::pid_t process = ::getpid();  ///< that opened it
   std::shared_ptr<Job> job;
   std::set<Pd*> pds;
   std::set<Mr*> mrs;

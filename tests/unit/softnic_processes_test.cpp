@@ -309,6 +309,30 @@ TEST(SoftnicProcesses, DirectoryOfAKilledJobIsSweptByTheNext) {
   EXPECT_FALSE(job.file_exists());
 }
 
+/// As with a NIC, where the child closes its copy of the descriptor.
+TEST(SoftnicProcesses, AForkedChildThatClosesTheDeviceTakesNothingFromItsParent) {
+  Pair pair("forked-close");
+  std::uint64_t from = 42;
+  std::uint64_t to = 0;
+  verbs::ibv_mr* local = pair.a.region(&from, sizeof from, 0xf);
+  verbs::ibv_mr* remote = pair.b.region(&to, sizeof to, 0xf);
+  const ::pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(10);
+    const bool closed =
+        nic().close_device(pair.a.context) == 0 && nic().close_device(pair.b.context) == 0;
+    ::_exit(closed ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  pair.a.write(&from, sizeof from, local->lkey, Endpoint::u64(&to), remote->rkey);
+  const Completed done = pair.a.cq.poll();
+  ASSERT_TRUE(done.arrived);
+  EXPECT_EQ(done.opcode, mlx5::kRequester) << int(done.syndrome);
+  EXPECT_EQ(to, 42u);
+}
+
 TEST(SoftnicProcesses, StoppedPeerLosesNothing) {
   Job job("stop");
   const auto peer = job.start([&] {
