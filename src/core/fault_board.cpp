@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 
 #include "base/log.hpp"
@@ -98,6 +100,17 @@ void FaultBoard::agreed(const std::vector<bool>& failed) {
   }
 }
 
+void FaultBoard::write_report(const Error& report) {
+  if (report_file_.empty()) return;
+  errno = 0;
+  std::ofstream file(report_file_, std::ios::app);
+  file << report.what() << "\n" << std::flush;
+  if (file) return;
+  MARROW_WARN(core, "MARROW_CHECKED_REPORT: ", report_file_, " cannot be written (",
+              std::strerror(errno), "); reports that check() does not throw go to this log");
+  report_file_.clear();
+}
+
 std::optional<Error> FaultBoard::next_report() {
   const auto reports = word(control_->reports);
   for (;;) {
@@ -119,8 +132,7 @@ std::optional<Error> FaultBoard::next_report() {
           "correct the call; the operation did nothing and returned Status::invalid");
       line_word.store(0, std::memory_order_relaxed);  // published by the release below
       ++reports_read_;
-      if (!report_file_.empty())
-        std::ofstream(report_file_, std::ios::app) << error->what() << "\n";
+      write_report(*error);
       return error;
     }
     if (count == 0) return std::nullopt;

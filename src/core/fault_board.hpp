@@ -38,6 +38,7 @@ class FaultBoard {
 
  private:
   void set_bits(std::uint64_t bits);
+  void write_report(const Error& report);
   /// The next report of a MARROW_CHECKED kernel that nobody has read; also written to the report file.
   std::optional<Error> next_report();
   void throw_stream_failure(Status status) const;

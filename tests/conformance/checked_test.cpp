@@ -255,6 +255,25 @@ TEST(CheckedReports, GoToTheFileAlsoWhenNobodyAsks) {
   std::remove(file.c_str());
 }
 
+// A report that can go nowhere else goes to the log.
+TEST(CheckedReports, GoToTheLogWhenTheFileCannotBeWritten) {
+  for (const char* file : {"/nonexistent/marrow-checked", "/dev/full"}) {
+    testing::internal::CaptureStderr();
+    {
+      Config config;
+      config.parameters["MARROW_CHECKED_REPORT"] = file;
+      Communicator comm(UniqueId::create(), 1, 0, config);
+      Window window = comm.allocate(kBytes);
+      DeviceCommunicatorOwner device = comm.device_communicator();
+      launch(comm.place(), 1, 1, 0, many, device.handle(), window.handle(), 2);
+    }
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_NE(log.find(std::string(file) + " cannot be written"), std::string::npos) << log;
+    for (const std::uint64_t value : {kBytes + 8, kBytes + 9})
+      EXPECT_NE(log.find("value " + std::to_string(value)), std::string::npos) << log;
+  }
+}
+
 void use(DeviceCommunicator comm, WindowHandle window, Status* out) {
   *out = Gin(comm, 0).put(0, window, 0, window, 8, 8);
 }
