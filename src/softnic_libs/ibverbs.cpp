@@ -44,14 +44,19 @@ int fill_gid(ibv_context* context, std::uint32_t port, std::uint32_t index, GidE
              : errno;
 }
 
-/// Numbers and factors of ibv_rate, for ports that ask: {rate, multiple of 2.5 Gb/s}.
+/// ibv_rate, for ports that ask. A rate is lanes times their signalling rate, which since FDR is above the round
+/// number of the name; `multiple` is in 2.5 Gb/s, -1 where the interface has none.
 struct Rate {
   int rate;
+  int mbps;
   int multiple;
 };
-constexpr Rate kRates[] = {{2, 1},  {5, 2},   {3, 4},   {6, 8},   {4, 12},  {7, 16},
-                           {8, 24}, {9, 32},  {10, 48}, {17, 40}, {18, 80}, {19, 120},
-                           {11, 5}, {12, 45}, {13, 22}, {14, 67}, {15, 10}, {16, 100}};
+constexpr Rate kRates[] = {
+    {2, 2500, 1},      {3, 10000, 4},     {4, 30000, 12},    {5, 5000, 2},     {6, 20000, 8},
+    {7, 40000, 16},    {8, 60000, 24},    {9, 80000, 32},    {10, 120000, 48}, {11, 14062, -1},
+    {12, 56250, -1},   {13, 112500, -1},  {14, 168750, -1},  {15, 25781, -1},  {16, 103125, -1},
+    {17, 206250, -1},  {18, 309375, -1},  {19, 28125, 11},   {20, 53125, 20},  {21, 425000, 160},
+    {22, 637500, 240}, {23, 850000, 320}, {24, 1275000, 480}};
 
 }  // namespace
 
@@ -240,60 +245,61 @@ MARROW_EXPORT void ibv_copy_path_rec_to_kern(void*, void*) {}
 // --- words and numbers --------------------------------------------------------------------------
 
 MARROW_EXPORT const char* ibv_wc_status_str(int status) {
-  static const char* const texts[] = {"success",
-                                      "local length error",
-                                      "local QP operation error",
-                                      "local EE context operation error",
-                                      "local protection error",
-                                      "Work Request Flushed Error",
-                                      "memory management operation error",
-                                      "bad response error",
-                                      "local access error",
-                                      "remote invalid request error",
-                                      "remote access error",
-                                      "remote operation error",
-                                      "transport retry counter exceeded",
-                                      "RNR retry counter exceeded",
-                                      "local RDD violation error",
-                                      "remote invalid RD request",
-                                      "aborted error",
-                                      "invalid EE context number",
-                                      "invalid EE context state",
-                                      "fatal error",
-                                      "response timeout error",
-                                      "general error"};
-  return status < 0 || status >= static_cast<int>(std::size(texts)) ? "unknown" : texts[status];
+  static const char* const texts[] = {"done",
+                                      "the message is longer than the local buffers",
+                                      "the queue pair cannot do this request",
+                                      "the local EE context cannot do this request",
+                                      "a local buffer is not covered by its key",
+                                      "flushed: the queue pair is in the error state",
+                                      "a memory window could not be bound",
+                                      "the answer made no sense",
+                                      "the local buffer of a receive may not be written",
+                                      "the peer refused the request as invalid",
+                                      "the peer's memory may not be accessed so",
+                                      "the peer could not finish the request",
+                                      "the peer does not answer, retries are used up",
+                                      "the peer had no receive posted, retries are used up",
+                                      "the local RDD does not match",
+                                      "the peer refused the RD request as invalid",
+                                      "the peer aborted the request",
+                                      "no such EE context",
+                                      "the EE context is in the wrong state",
+                                      "the NIC failed",
+                                      "no answer in time",
+                                      "another error"};
+  return status < 0 || status >= static_cast<int>(std::size(texts)) ? "no such status"
+                                                                    : texts[status];
 }
 MARROW_EXPORT const char* ibv_node_type_str(int type) {
-  return type == 1 ? "InfiniBand channel adapter" : "unknown";
+  return type == 1 ? "channel adapter (InfiniBand)" : "unknown";
 }
 MARROW_EXPORT const char* ibv_port_state_str(int state) {
-  static const char* const texts[] = {"no state change (NOP)", "down", "init", "armed", "active",
-                                      "active defer"};
+  static const char* const texts[] = {"no change",  "port down",   "initialising",
+                                      "port armed", "port active", "active, deferred"};
   return state < 0 || state >= static_cast<int>(std::size(texts)) ? "unknown" : texts[state];
 }
 MARROW_EXPORT const char* ibv_event_type_str(int event) {
-  static const char* const texts[] = {"CQ error",
-                                      "local work queue catastrophic error",
-                                      "invalid request local work queue error",
-                                      "local access violation work queue error",
-                                      "communication established",
-                                      "send queue drained",
-                                      "path migrated",
-                                      "path migration request error",
-                                      "local catastrophic error",
-                                      "port active",
-                                      "port error",
-                                      "LID change",
-                                      "P_Key change",
-                                      "SM change",
-                                      "SRQ catastrophic error",
-                                      "SRQ limit reached",
-                                      "last WQE reached",
-                                      "client reregistration",
-                                      "GID table change",
-                                      "WQ fatal"};
-  return event < 0 || event >= static_cast<int>(std::size(texts)) ? "unknown" : texts[event];
+  static const char* const texts[] = {"a completion queue overran or failed",
+                                      "a queue pair failed",
+                                      "a queue pair had an invalid request from its peer",
+                                      "a queue pair's peer accessed what it may not",
+                                      "a queue pair received before it was ready to send",
+                                      "a send queue has drained",
+                                      "a path has migrated",
+                                      "a path could not migrate",
+                                      "the NIC failed",
+                                      "a port has come up",
+                                      "a port has gone down",
+                                      "a port's LID is new",
+                                      "a port's partition keys are new",
+                                      "the subnet manager is new",
+                                      "a shared receive queue failed",
+                                      "a shared receive queue is below its limit",
+                                      "a queue pair took its last shared receive",
+                                      "the subnet manager wants clients to register again",
+                                      "a port's GIDs are new",
+                                      "a work queue failed"};
+  return event < 0 || event >= static_cast<int>(std::size(texts)) ? "no such event" : texts[event];
 }
 MARROW_EXPORT int ibv_rate_to_mult(int rate) {
   for (const Rate& each : kRates) {
@@ -303,15 +309,22 @@ MARROW_EXPORT int ibv_rate_to_mult(int rate) {
 }
 MARROW_EXPORT int mult_to_ibv_rate(int multiple) {
   for (const Rate& each : kRates) {
-    if (each.multiple == multiple) return each.rate;
+    if (multiple > 0 && each.multiple == multiple) return each.rate;
   }
   return 0;
 }
 MARROW_EXPORT int ibv_rate_to_mbps(int rate) {
-  const int multiple = ibv_rate_to_mult(rate);
-  return multiple < 0 ? -1 : multiple * 2500;
+  for (const Rate& each : kRates) {
+    if (each.rate == rate) return each.mbps;
+  }
+  return -1;
 }
-MARROW_EXPORT int mbps_to_ibv_rate(int mbps) { return mult_to_ibv_rate(mbps / 2500); }
+MARROW_EXPORT int mbps_to_ibv_rate(int mbps) {
+  for (const Rate& each : kRates) {
+    if (each.mbps == mbps) return each.rate;
+  }
+  return 0;
+}
 
 MARROW_EXPORT const char* ibv_get_sysfs_path() { return "/sys"; }
 /// The device has no folder there; other paths are read as they are.

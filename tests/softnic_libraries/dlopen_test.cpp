@@ -47,6 +47,42 @@ TEST(SoftnicLibraries, ComeFromTheirFolder) {
       << info.dli_fname << ": LD_LIBRARY_PATH does not name the replacement libraries";
 }
 
+// Lanes x signalling rate (Gb/s): 2.5 SDR, 5 DDR, 10 QDR, 14.0625 FDR, 25.78125 EDR, 53.125 HDR, 106.25 NDR, ...
+TEST(SoftnicLibraries, RatesAreThoseOnTheWire) {
+  auto* to_mbps = ibv<int(int)>("ibv_rate_to_mbps");
+  auto* from_mbps = ibv<int(int)>("mbps_to_ibv_rate");
+  auto* to_multiple = ibv<int(int)>("ibv_rate_to_mult", "IBVERBS_1.0");
+  auto* from_multiple = ibv<int(int)>("mult_to_ibv_rate", "IBVERBS_1.0");
+  struct Rate {
+    int number;
+    double lane;  ///< Gb/s
+    int lanes;
+  };
+  for (const Rate& each :
+       {Rate{2, 2.5, 1},    {5, 5, 1},         {3, 2.5, 4},       {6, 5, 4},
+        {4, 2.5, 12},       {7, 10, 4},        {8, 5, 12},        {9, 10, 8},
+        {10, 10, 12},       {11, 14.0625, 1},  {12, 14.0625, 4},  {13, 14.0625, 8},
+        {14, 14.0625, 12},  {15, 25.78125, 1}, {16, 25.78125, 4}, {17, 25.78125, 8},
+        {18, 25.78125, 12}, {19, 14.0625, 2},  {20, 53.125, 1},   {21, 53.125, 8},
+        {22, 53.125, 12},   {23, 106.25, 8},   {24, 106.25, 12}}) {
+    EXPECT_EQ(to_mbps(each.number), static_cast<int>(each.lane * each.lanes * 1000)) << each.number;
+    EXPECT_EQ(from_mbps(to_mbps(each.number)), each.number);
+    const int multiple = to_multiple(each.number);
+    if (each.lane <= 10) {
+      EXPECT_EQ(multiple, static_cast<int>(each.lane * each.lanes / 2.5)) << each.number;
+    }
+    if (multiple > 0) {
+      EXPECT_EQ(from_multiple(multiple), each.number);
+    }
+  }
+  for (const int no_rate : {-1, 0, 1, 25, 1000}) {
+    EXPECT_EQ(to_mbps(no_rate), -1) << no_rate;
+    EXPECT_EQ(to_multiple(no_rate), -1) << no_rate;
+    EXPECT_EQ(from_multiple(no_rate == 1 ? 3 : no_rate), 0) << no_rate;
+    EXPECT_EQ(from_mbps(no_rate), 0) << no_rate;
+  }
+}
+
 TEST(SoftnicLibraries, NamesAndVersions) {
   for (const char* name :
        {"ibv_get_device_list", "ibv_free_device_list", "ibv_get_device_name", "ibv_open_device",
