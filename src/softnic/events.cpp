@@ -27,7 +27,7 @@ void answer_arm(CompletionQueue& cq) {
   const std::uint32_t behind = (upto - word) & mlx5::kArmIndexMask;
   if (behind == 0 || behind > mlx5::kArmIndexMask / 2) return;
   events.answered = raw;
-  send(events.channel, events.owner);
+  send(events.channel, events.number);
 }
 
 void note_events(CompletionQueue& cq, const Completion& completion, bool posted) {
@@ -36,7 +36,7 @@ void note_events(CompletionQueue& cq, const Completion& completion, bool posted)
   if (!posted) {
     if (events.errors < 0) return;
     verbs::ibv_async_event event{};
-    event.element.cq = static_cast<verbs::ibv_cq*>(events.owner);
+    event.element.cq = reinterpret_cast<verbs::ibv_cq*>(events.number);  // the reader looks it up
     event.event_type = verbs::IBV_EVENT_CQ_ERR;
     send(events.errors, event);
     events.errors = -1;  // once

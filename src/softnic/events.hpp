@@ -8,7 +8,7 @@
 namespace marrow::softnic {
 
 struct Events {
-  void* owner = nullptr;        ///< the ibv_cq that an event names
+  std::uint64_t number = 0;     ///< what an event names its completion queue by, never used twice
   int channel = -1;             ///< descriptor; -1: no completion channel
   int errors = -1;              ///< descriptor of the asynchronous events
   std::uint32_t answered = 0;   ///< arm word that an event was sent for

@@ -196,8 +196,8 @@ int query_device(ibv_context* context, ibv_device_attr* attr) {
   attr->max_qp_init_rd_atom = kMostReadsInFlight;
   attr->max_res_rd_atom = kMostReadsInFlight << kQpSlotBits;
   attr->max_srq = static_cast<int>(kMaxQueuePairs);
-  attr->max_srq_wr = 1 << (mlx5::kMaxLogQueue - 1);
-  attr->max_srq_sge = 128;
+  attr->max_srq_wr = static_cast<int>(kMostSharedReceives);
+  attr->max_srq_sge = static_cast<int>(mlx5::kMostReceiveSges);
   attr->max_ah = 1 << 24;
   attr->atomic_cap = of(context).job->options().hca_atomics ? 1 : 2;
   attr->max_pkeys = 1;

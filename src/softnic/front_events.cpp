@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Events: a completion channel and the asynchronous event queue are pipes, so that programs may poll
-// their descriptors. An event is a pointer (channel) or a struct (asynchronous), smaller than a
-// pipe's atomic write.
+// their descriptors. An event is a number (channel) or a struct (asynchronous), smaller than a pipe's
+// atomic write. It names its queue by a number, not by address: the queue may end before it is read.
 #include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
 
+#include "base/fd.hpp"
+#include "base/text.hpp"
 #include "softnic/front_verbs.hpp"
 
 namespace marrow::softnic {
@@ -25,6 +27,28 @@ int read_event(int fd, Event& event) {
     if (bytes < 0 && errno == EINTR) continue;
     if (bytes == 0) errno = EBADF;  // closed at the other end
     return -1;
+  }
+}
+
+std::uint64_t number_in(std::uint64_t event) { return event; }
+std::uint64_t number_in(const ibv_async_event& event) {
+  return reinterpret_cast<std::uintptr_t>(event.element.cq);
+}
+
+/// Takes the events of one queue out of a pipe, so that nobody is woken for them. By a description of its
+/// own, which does not wait when another reader was faster.
+template <class Event>
+void take_back(int fd, int write_fd, std::uint64_t number) {
+  const std::string path = base::cat("/proc/self/fd/", fd);
+  const base::Fd own(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (!own) return;  // readers drop them
+  std::vector<Event> others;
+  Event event;
+  while (::read(own.get(), &event, sizeof event) == static_cast<ssize_t>(sizeof event)) {
+    if (number_in(event) != number) others.push_back(event);
+  }
+  for (const Event& other : others) {
+    [[maybe_unused]] const ssize_t sent = ::write(write_fd, &other, sizeof other);
   }
 }
 
@@ -55,15 +79,21 @@ int destroy_comp_channel(ibv_comp_channel* raw) {
 }
 
 int get_cq_event(ibv_comp_channel* channel, ibv_cq** cq, void** cq_context) {
-  std::uintptr_t raw = 0;
-  if (read_event(channel->fd, raw) != 0) return -1;
-  auto* from = static_cast<VerbsCq*>(reinterpret_cast<ibv_cq*>(raw));
-  ::pthread_mutex_lock(&from->mutex);
-  ++from->events;
-  ::pthread_mutex_unlock(&from->mutex);
-  *cq = from;
-  *cq_context = from->cq_context;
-  return 0;
+  for (;;) {
+    std::uint64_t number = 0;
+    if (read_event(channel->fd, number) != 0) return -1;
+    Context& context = of(channel->context);
+    std::lock_guard lock(context.event_lock);
+    const auto found = context.event_queues.find(number);
+    if (found == context.event_queues.end()) continue;  // its queue ended as it was read
+    VerbsCq* from = found->second;
+    ::pthread_mutex_lock(&from->mutex);
+    ++from->events;
+    ::pthread_mutex_unlock(&from->mutex);
+    *cq = from;
+    *cq_context = from->cq_context;
+    return 0;
+  }
 }
 
 void ack_cq_events(ibv_cq* cq, unsigned count) {
@@ -73,8 +103,17 @@ void ack_cq_events(ibv_cq* cq, unsigned count) {
   ::pthread_mutex_unlock(&cq->mutex);
 }
 
-int get_async_event(ibv_context* context, ibv_async_event* event) {
-  return read_event(context->async_fd, *event);
+/// Every event is one of a completion queue.
+int get_async_event(ibv_context* raw, ibv_async_event* event) {
+  for (;;) {
+    if (read_event(raw->async_fd, *event) != 0) return -1;
+    Context& context = of(raw);
+    std::lock_guard lock(context.event_lock);
+    const auto found = context.event_queues.find(number_in(*event));
+    if (found == context.event_queues.end()) continue;
+    event->element.cq = found->second;
+    return 0;
+  }
 }
 
 void ack_async_event(ibv_async_event*) {}
@@ -93,6 +132,30 @@ int req_notify_cq(ibv_cq* raw, int solicited_only) {
   std::atomic_ref<std::uint32_t>(cq.record()[1])
       .store(mlx5::to_big32(word), std::memory_order_release);
   return 0;
+}
+
+void begin_events(VerbsCq& cq) {
+  static std::atomic<std::uint64_t> last = 0;
+  Context& context = of(cq.context);
+  Events& events = static_cast<CqObject*>(cq.queue.object)->events;
+  events.number = ++last;
+  std::lock_guard lock(context.event_lock);
+  context.event_queues[events.number] = &cq;
+}
+
+void end_events(VerbsCq& cq) {
+  Context& context = of(cq.context);
+  Events& events = static_cast<CqObject*>(cq.queue.object)->events;
+  {
+    Engine::ControlLock lock(context.job->engine());
+    events.channel = events.errors = -1;  // the engine sends no more
+  }
+  std::lock_guard lock(context.event_lock);
+  context.event_queues.erase(events.number);
+  take_back<ibv_async_event>(context.async_fd, context.async_write_fd, events.number);
+  if (cq.channel == nullptr) return;
+  auto* channel = static_cast<VerbsChannel*>(cq.channel);
+  take_back<std::uint64_t>(channel->fd, channel->write_fd, events.number);
 }
 
 bool open_events(Context& context) {

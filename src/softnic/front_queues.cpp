@@ -16,8 +16,6 @@ using verbs::ibv_pd;
 using verbs::ibv_qp;
 using verbs::ibv_qp_init_attr;
 
-constexpr std::uint32_t kMostReceiveSges = 128;
-
 ibv_cq* create_cq(ibv_context* context, int entries, void* cq_context,
                   verbs::ibv_comp_channel* channel, int vector) {
   return guarded<ibv_cq*>(nullptr, [&]() -> ibv_cq* {
@@ -61,7 +59,7 @@ ibv_cq* create_cq(ibv_context* context, int entries, void* cq_context,
     ::pthread_cond_init(&cq->cond, nullptr);
     Engine::ControlLock lock(of(context).job->engine());
     auto& object = *static_cast<CqObject*>(cq->queue.object);
-    object.events.owner = static_cast<ibv_cq*>(cq.get());
+    begin_events(*cq);
     object.events.errors = of(context).async_write_fd;
     if (channel != nullptr) {
       ++channel->refcnt;
@@ -78,6 +76,7 @@ int destroy_cq(ibv_cq* raw) {
     std::lock_guard lock(cq->lock);
     if (cq->users != 0) return failed(EBUSY, "the completion queue has queue pairs");
   }
+  end_events(*cq);
   // Events that were handed out must have been acknowledged, as with the real library.
   ::pthread_mutex_lock(&cq->mutex);
   while (cq->events != cq->comp_events_completed) ::pthread_cond_wait(&cq->cond, &cq->mutex);
@@ -114,7 +113,7 @@ const char* wrong_capabilities(const ibv_qp_init_attr& init) {
   }
   constexpr std::uint32_t most = 1u << mlx5::kMaxLogQueue;
   if (cap.max_send_wr > most / blocks_per_request(cap)) return "the send queue is too deep";
-  if (cap.max_recv_wr > most || cap.max_recv_sge > kMostReceiveSges) {
+  if (cap.max_recv_wr > most || cap.max_recv_sge > mlx5::kMostReceiveSges) {
     return "the receive queue is too deep, or more than 128 buffers a receive";
   }
   return nullptr;

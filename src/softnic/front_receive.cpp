@@ -14,9 +14,9 @@ using verbs::ibv_srq_attr;
 
 ibv_srq* create_srq(ibv_pd* pd, verbs::ibv_srq_init_attr* init) {
   return guarded<ibv_srq*>(nullptr, [&]() -> ibv_srq* {
-    if (init->attr.max_wr == 0 || init->attr.max_wr > (1u << mlx5::kMaxLogQueue) ||
-        init->attr.max_sge > 128) {
-      failed(EINVAL, "a shared receive queue has 1 to 32768 receives of up to 128 buffers");
+    if (init->attr.max_wr == 0 || init->attr.max_wr > kMostSharedReceives ||
+        init->attr.max_sge > mlx5::kMostReceiveSges) {
+      failed(EINVAL, "a shared receive queue has 1 to 16384 receives of up to 128 buffers");
       return nullptr;
     }
     auto srq = std::make_unique<VerbsSrq>();

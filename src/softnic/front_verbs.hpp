@@ -34,6 +34,9 @@ struct VerbsObject {
   verbs::mlx5dv_devx_obj* object = nullptr;
 };
 
+/// Of a shared receive queue: its ring is twice as large, and indices of 16 bits must tell full from empty.
+inline constexpr std::uint32_t kMostSharedReceives = 1u << (mlx5::kMaxLogQueue - 1);
+
 struct VerbsChannel : verbs::ibv_comp_channel {
   int write_fd = -1;
 };
@@ -131,6 +134,9 @@ int req_notify_cq(verbs::ibv_cq* cq, int solicited_only);
 /// Opens and closes the pipe behind async_fd. @return false with errno
 bool open_events(Context& context);
 void close_events(Context& context);
+/// A new queue may be named by events; an ended one is named by none, those in the pipes included.
+void begin_events(VerbsCq& cq);
+void end_events(VerbsCq& cq);
 void set_event_functions(verbs::Table& table);
 
 // front_queues.cpp, front_connect.cpp, front_receive.cpp

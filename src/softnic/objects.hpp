@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@
 namespace marrow::softnic {
 
 struct Context;
+struct VerbsCq;  // front_verbs.hpp
 
 struct Pd : verbs::ibv_pd {
   std::uint32_t pdn = 0;
@@ -81,7 +83,9 @@ struct Context : verbs::ibv_context {
   std::map<std::uint32_t, CqObject*> cqs;
   std::map<std::uint32_t, ReceiveQueue> shared_receives;  ///< by SRQ number
   int async_write_fd = -1;                                ///< other end of async_fd
-  int gpu = -1;                 ///< whose kernels use the queues; -1: a CPU's
+  std::mutex event_lock;
+  std::map<std::uint64_t, VerbsCq*> event_queues;  ///< by Events::number, under event_lock alone
+  int gpu = -1;                                    ///< whose kernels use the queues; -1: a CPU's
   GpuEngine* engine = nullptr;  ///< of queues made from now on; null: the CPU engine
   std::set<verbs::mlx5dv_devx_obj*> objects;
 

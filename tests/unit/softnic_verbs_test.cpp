@@ -7,6 +7,10 @@
 #include <poll.h>
 #include <sys/mman.h>
 
+#include <atomic>
+#include <thread>
+#include <utility>
+
 #include "softnic_support.hpp"
 
 namespace marrow::softnic_test {
@@ -302,6 +306,126 @@ TEST(SoftnicVerbs, OverrunOfACompletionQueueIsAnAsynchronousEvent) {
   EXPECT_EQ(event.event_type, IBV_EVENT_CQ_ERR);
   EXPECT_EQ(event.element.cq, s.a.sends);
   nic().ack_async_event(&event);
+}
+
+bool readable(int fd, int wait_ms) {
+  pollfd one{fd, POLLIN, 0};
+  return ::poll(&one, 1, wait_ms) == 1;
+}
+
+// Nobody has read the event when the queue ends: it must not be found later, by its old address least of all.
+TEST(SoftnicVerbs, AnEndedQueueTakesItsUnreadEventsAlong) {
+  Sides s("ended");
+  ibv_cq* const kept = s.b.receives;
+  ibv_cq* const doomed = nic().create_cq(s.b.context, 16, nullptr, s.b.channel, 0);
+  ASSERT_NE(doomed, nullptr);
+  ibv_qp* const more_a = s.a.make_qp(16);
+  s.b.receives = doomed;
+  ibv_qp* const more_b = s.b.make_qp(16);
+  s.b.receives = kept;
+  s.a.connect(more_a, more_b->qp_num, s.b.lid);
+  s.b.connect(more_b, more_a->qp_num, s.a.lid);
+  const auto deliver = [&](ibv_qp* from, ibv_qp* to, ibv_cq* cq) {
+    ibv_qp* const own = std::exchange(s.b.qp, to);
+    ASSERT_EQ(s.b.receive(1, 0, 64), 0);
+    s.b.qp = own;
+    s.b.context->ops.req_notify_cq(cq, 0);
+    ASSERT_EQ(s.a.send(1, 0, 8, IBV_SEND_SIGNALED, from), 0);
+    ASSERT_EQ(s.a.wait(s.a.sends).status, IBV_WC_SUCCESS);
+    ASSERT_TRUE(readable(s.b.channel->fd, 1000));
+  };
+  deliver(more_a, more_b, doomed);
+  deliver(s.a.qp, s.b.qp, kept);
+  EXPECT_EQ(nic().destroy_qp(more_a), 0);
+  EXPECT_EQ(nic().destroy_qp(more_b), 0);
+  EXPECT_EQ(nic().destroy_cq(doomed), 0);
+  ASSERT_TRUE(readable(s.b.channel->fd, 1000));
+  ibv_cq* cq = nullptr;
+  void* context = nullptr;
+  ASSERT_EQ(nic().get_cq_event(s.b.channel, &cq, &context), 0);
+  EXPECT_EQ(cq, kept);
+  EXPECT_EQ(context, &s.b);
+  nic().ack_cq_events(cq, 1);
+  EXPECT_FALSE(readable(s.b.channel->fd, 0));
+}
+
+TEST(SoftnicVerbs, AnEndedQueueTakesItsAsynchronousEventAlong) {
+  Sides s("overrun-ended", false, /*entries=*/3);
+  for (int i = 0; i < 12; ++i) {
+    s.b.receive(1, 0, 64);
+    s.a.send(1, 0, 8);
+  }
+  ASSERT_TRUE(readable(s.a.context->async_fd, 5000));
+  ASSERT_EQ(nic().destroy_qp(s.a.qp), 0);
+  ASSERT_EQ(nic().destroy_cq(s.a.sends), 0);
+  EXPECT_FALSE(readable(s.a.context->async_fd, 0));
+  s.a.sends = nic().create_cq(s.a.context, 4, nullptr, nullptr, 0);
+  s.a.qp = s.a.make_qp(16);
+}
+
+// Readers that wait while queues with events come and go.
+TEST(SoftnicVerbs, QueuesEndBesideAReader) {
+  Sides s("reader");
+  std::atomic<int> seen = 0;
+  std::thread reader([&] {
+    ibv_cq* cq = nullptr;
+    void* context = nullptr;
+    do {
+      if (nic().get_cq_event(s.b.channel, &cq, &context) != 0) return;
+      nic().ack_cq_events(cq, 1);
+      ++seen;
+    } while (context != &s.b);
+  });
+  for (int round = 0; round < 20; ++round) {
+    ibv_cq* const cq = nic().create_cq(s.b.context, 16, nullptr, s.b.channel, 0);
+    ibv_qp* const more_a = s.a.make_qp(16);
+    ibv_cq* const kept = std::exchange(s.b.receives, cq);
+    ibv_qp* const more_b = s.b.make_qp(16);
+    s.b.receives = kept;
+    s.a.connect(more_a, more_b->qp_num, s.b.lid);
+    s.b.connect(more_b, more_a->qp_num, s.a.lid);
+    ibv_qp* const own = std::exchange(s.b.qp, more_b);
+    s.b.receive(1, 0, 64);
+    s.b.qp = own;
+    s.b.context->ops.req_notify_cq(cq, 0);
+    ASSERT_EQ(s.a.send(1, 0, 8, IBV_SEND_SIGNALED, more_a), 0);
+    ASSERT_EQ(s.a.wait(s.a.sends).status, IBV_WC_SUCCESS);
+    EXPECT_EQ(nic().destroy_qp(more_a), 0);
+    EXPECT_EQ(nic().destroy_qp(more_b), 0);
+    EXPECT_EQ(nic().destroy_cq(cq), 0);
+  }
+  s.b.receive(1, 0, 64);
+  s.b.context->ops.req_notify_cq(s.b.receives, 0);
+  ASSERT_EQ(s.a.send(1, 0, 8), 0);
+  reader.join();
+  EXPECT_GE(seen, 1);
+}
+
+// Indices have 16 bits: a ring of 2^16 receives that is full would look empty.
+TEST(SoftnicVerbs, TheLargestSharedReceiveQueueMayBeFull) {
+  Sides s("largest");
+  ibv_device_attr limits{};
+  ASSERT_EQ(nic().query_device(s.b.context, &limits), 0);
+  const auto most = static_cast<std::uint32_t>(limits.max_srq_wr);
+  ibv_srq_init_attr too_many{nullptr, {most + 1, 1, 0}};
+  EXPECT_EQ(nic().create_srq(s.b.pd, &too_many), nullptr);
+  ibv_srq_init_attr init{nullptr, {most, 1, 0}};
+  s.b.srq = nic().create_srq(s.b.pd, &init);
+  ASSERT_NE(s.b.srq, nullptr) << nic().last_error();
+  ibv_srq* const srq = s.b.srq;
+  ibv_qp* const more_b = s.b.make_qp(16);
+  ibv_qp* const more_a = s.a.make_qp(16);
+  s.a.connect(more_a, more_b->qp_num, s.b.lid);
+  s.b.connect(more_b, more_a->qp_num, s.a.lid);
+  for (std::uint32_t i = 0; i < init.attr.max_wr; ++i) ASSERT_EQ(s.b.receive(i, 0, 64), 0) << i;
+  EXPECT_EQ(s.b.receive(0, 0, 64), ENOMEM);
+  ASSERT_EQ(s.a.send(1, 0, 8, IBV_SEND_SIGNALED, more_a), 0);
+  EXPECT_EQ(s.a.wait(s.a.sends).status, IBV_WC_SUCCESS);
+  EXPECT_EQ(s.b.wait(s.b.receives).wr_id, 0u);
+  EXPECT_EQ(nic().destroy_qp(more_a), 0);
+  EXPECT_EQ(nic().destroy_qp(more_b), 0);
+  EXPECT_EQ(nic().destroy_srq(srq), 0);
+  s.b.srq = nullptr;
 }
 
 TEST(SoftnicVerbs, ResetForgetsAndTheQueueWorksAgain) {
