@@ -14,12 +14,15 @@
 #include "marrow/abi/gda_queue.h"
 #include "marrow/device.cuh"
 #include "marrow/marrow.hpp"
+#include "softnic/gpu_layout.hpp"
 
 namespace floors {
 namespace {
 
 constexpr int kQueues = 32;
 constexpr int kDepth = 1024;
+/// The manager's warp is not one of them.
+constexpr int kEngineThreads = marrow::softnic::gpu::kWorkers * 32;
 constexpr std::size_t kBytes = std::size_t{16} << 20;  ///< of each side's data
 
 __device__ __forceinline__ std::uint64_t acquire64(const std::uint64_t* p) {
@@ -441,7 +444,7 @@ void engine_rows(Bench& b, marrow::Communicator& comm, marrow::Window& source,
     b.verify(theirs, std::min<std::size_t>(kBytes, std::size_t{bytes} * rounds), "GPU engine");
     indices[0] += rounds;
     add({"GPU engine: post to completion", "ns", "system scope, the bare engine's poster", bytes, 1,
-         1024, true, b.times(rounds)});
+         kEngineThreads, true, b.times(rounds)});
   }
   std::vector<double> mops;
   for (int i = 0; i < kRepeats; ++i) {
@@ -452,7 +455,7 @@ void engine_rows(Bench& b, marrow::Communicator& comm, marrow::Window& source,
     mops.push_back(b.mops(kRateRounds));
   }
   add({"GPU engine: rate", "Mops/s", "doorbell per 32, then waited for; the bare engine's poster",
-       8, kQueues, 1024, true, summary(mops)});
+       8, kQueues, kEngineThreads, true, summary(mops)});
   comm.check();
   raw.close();
   {
@@ -463,8 +466,8 @@ void engine_rows(Bench& b, marrow::Communicator& comm, marrow::Window& source,
       api_latency<<<1, 1, 0, b.stream>>>(device.handle(), source.handle(), target.handle(), bytes,
                                          rounds, b.log, b.clock, b.failed);
       b.verify(theirs, std::min<std::size_t>(kBytes, std::size_t{bytes} * rounds), "public API");
-      add({"GPU engine: put and flush", "ns", "public API, exclusive context", bytes, 1, 1024, true,
-           b.times(rounds)});
+      add({"GPU engine: put and flush", "ns", "public API, exclusive context", bytes, 1,
+           kEngineThreads, true, b.times(rounds)});
     }
     device.close();
   }
@@ -478,7 +481,7 @@ void engine_rows(Bench& b, marrow::Communicator& comm, marrow::Window& source,
     mops.push_back(b.mops(kRateRounds));
   }
   add({"GPU engine: put rate", "Mops/s", "public API, a warp's 32 puts, then flush", 8, kQueues,
-       1024, true, summary(mops)});
+       kEngineThreads, true, summary(mops)});
   comm.check();
   device.close();
 }
