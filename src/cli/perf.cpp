@@ -70,6 +70,13 @@ int run_perf(const PerfOptions& options) {
         "--memory device: the CPU device has host memory only. Use --place gpu, or leave --memory "
         "out.");
   }
+  constexpr int kCpuThreads = 4096;  // what launch() takes
+  if (!options.where.gpu && options.blocks * options.threads > kCpuThreads) {
+    throw UsageError(format(
+        "--blocks %d --threads %d: the CPU device runs at most %d OS threads a kernel. Take fewer, "
+        "or use --place gpu.",
+        options.blocks, options.threads, kCpuThreads));
+  }
   RankTeam team(options.where, 2);
   prepare_json(options.json, team.speaks());
   if (team.size() < chosen.least_ranks) {

@@ -43,6 +43,7 @@ def test_help_has_examples_and_every_command(marrow):
     (("perf", "put", "--ranks", "1"), "perf put needs 2 ranks"),
     (("perf", "put_value", "--sizes", "12"), "put_value is timed with 8 and 24 bytes"),
     (("perf", "put", "--memory", "device"), "the CPU device has host memory only"),
+    (("perf", "put", "--blocks", "1024", "--threads", "1024"), "at most 4096 OS threads"),
     (("info", "--network", "nothing", "--path", "proxy"), "nothing"),
     (("env", "--json", "/no/such/folder/env.json"), "cannot write"),
 ])
