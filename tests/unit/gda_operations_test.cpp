@@ -367,7 +367,7 @@ TEST_P(GdaOperations, EachLaneOfAWarpPostsItsOwn) {
   }
 }
 
-TEST_P(GdaOperations, ShortWay) {
+TEST_P(GdaOperations, DeferredDoorbellsOnTheShortWay) {
   Setting s = setting(2);
   s.device_release = true;
   run_ranks(s, [](Rank& rank) {

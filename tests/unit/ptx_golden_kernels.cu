@@ -81,4 +81,11 @@ GDA_PUT(gda_put_signal_thread, Sharing::thread, SignalAdd{1, 1})
 GDA_PUT(gda_put_each_lane, Sharing::thread, EachLane{})
 GDA_PUT(gda_put_block, Sharing::block)
 GDA_PUT(gda_put_device, Sharing::device)
+__global__ void gda_put_loop(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
+                             const MARROW_GRID_CONSTANT WindowHandle window, int n) {
+  const Gin<Path::gda> gin(comm, 0, Sharing::thread);
+  for (int i = 0; i < n; ++i) {
+    if (gin.put(1, window, 0, window, 0, 64) != Status::ok) return;
+  }
+}
 }

@@ -32,6 +32,21 @@ std::string find_nvcc() {
   return {};
 }
 
+/// Each kernel's own lines.
+std::map<std::string, List> read_lines(const std::string& file) {
+  std::map<std::string, List> out;
+  static const std::regex entry(R"(\.entry\s+(\w+))");
+  std::ifstream in(file);
+  std::string kernel;
+  std::smatch match;
+  for (std::string line; std::getline(in, line);) {
+    if (line.rfind(".func", 0) == 0 || line.rfind(".visible .func", 0) == 0) kernel.clear();
+    if (std::regex_search(line, match, entry)) kernel = match[1];
+    if (!kernel.empty()) out[kernel].push_back(line);
+  }
+  return out;
+}
+
 /// The instructions that order memory, by kernel: operands, `volatile` and state spaces are dropped, plain
 /// loads and stores too.
 std::map<std::string, List> read_ptx(const std::string& file) {
@@ -242,6 +257,45 @@ TEST_P(PtxGolden, GdaPutOnASharedQueueIsOneReservationAndOneHandOver) {
     all.push_back(release("sys"));
     all.insert(all.end(), post.begin(), post.end());
     EXPECT_EQ(of(kernel), all) << kernel;
+  }
+}
+
+// The host may mask a peer while a kernel runs: a loop of puts reads the peer's path each time. Keys and
+// addresses are constants, which it may keep.
+TEST_P(PtxGolden, GdaPutInALoopReadsThePathEachTime) {
+  const List lines = read_lines(ptx_file(GetParam()))["gda_put_loop"];
+  static const std::regex label(R"(^(\$\w+):)");
+  static const std::regex branch(R"(bra(?:\.uni)?\s+(\$\w+);)");
+  std::map<std::string, std::size_t> labels;
+  bool read = false, again = false;
+  std::smatch match;
+  std::size_t load = 0;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    if (!read && lines[i].find("ld.global.u8") != std::string::npos) {
+      read = true;
+      load = i;
+    }
+    if (std::regex_search(lines[i], match, label)) labels[match[1]] = i;
+    if (read && std::regex_search(lines[i], match, branch) && labels.count(match[1]) &&
+        labels[match[1]] < load)
+      again = true;
+  }
+  EXPECT_TRUE(read);
+  EXPECT_TRUE(again) << "the first read of the path stands before the loop";
+}
+
+// Its L1 is what lets a block trust a guess: the key tells it from all blocks that run, of any kernel.
+TEST_P(PtxGolden, AGuessIsForOneBlockOfOneLaunch) {
+  const auto kernels = read_lines(ptx_file(GetParam()));
+  for (const char* word : {"%gridid", "%ctaid.x", "%ctaid.y", "%ctaid.z"}) {
+    const auto reads = [&](const char* kernel) {
+      for (const std::string& line : kernels.at(kernel)) {
+        if (line.find(word) != std::string::npos) return true;
+      }
+      return false;
+    };
+    EXPECT_TRUE(reads("gda_put_device")) << word;
+    EXPECT_FALSE(reads("gda_put_block")) << word << " costs, and one block needs no key";
   }
 }
 

@@ -54,7 +54,8 @@ using Warp = Tile<32>;
 /// Every lane of the warp calls, each with offsets, sizes and values of its own, all with the same peer,
 /// context and options: on the gda path their operations are posted with one reservation and one
 /// doorbell. (Thread does that too where the lanes happen to be together, in a queue that may be shared.)
-/// The same Status for all; not ok: on the gda path nothing was posted.
+/// The same Status for all, the worst. On the gda path invalid means that nothing was posted; a lane has at
+/// most 1 GiB there, more is invalid.
 struct EachLane {
   MARROW_DEVICE int rank() const { return 0; }
   MARROW_DEVICE int size() const { return 1; }

@@ -4,7 +4,7 @@
 //
 // Contract (bodies: platform/gpu.cuh, platform/cpu.cuh). S is the Scope of whoever reads.
 //
-//   position   block_index() grid_size() thread_index() block_size() lane_index() warp_lanes()
+//   position   block_index() block_identity() grid_size() thread_index() block_size() lane_index() warp_lanes()
 //              dynamic_shared<T>(byte_offset)           block's shared memory, given at launch
 //   groups     block_sync()  block_max(v)               all threads of the block
 //              warp_sync(mask) warp_ballot(mask, p) warp_shuffle(mask, v, lane) warp_match(mask, v)
@@ -14,7 +14,7 @@
 //              load_cached(p)                           read-mostly tables; may lag until the next launch
 //              load_constant(p) load_fixed(valid, p)    words (Cell16 too) that nobody writes while the kernel runs; the second
 //                                                       may be kept from an earlier load
-//              load_ahead(p) load_data_ahead(p) store_plain(p, v) store_wide(p, Words16) ..._if(sign, p, v)   a table byte, a data word, loaded here and used later;
+//              load_ahead([valid, ]p) load_data_ahead(p) store_plain(p, v) store_wide(p, Words16) ..._if(sign, p, v)   a table byte, a data word, loaded here and used later;
 //                                                       an unordered store.  compute_here(a, b): not later
 //   observe<S>(p)                 acquire load: what the publisher stored before is visible after it
 //   publish<S>(Store{p, v}...)    GPU: one release fence, then relaxed stores in the order given; CPU: each a release store

@@ -105,25 +105,27 @@ struct Operations {
     }
   }
 
+  static constexpr Status kLongWay = Status::invalid;
   /// The short way of a put: what it reads is under way at once, since each access takes a lone thread 35
   /// cycles, or 300 after an acquire. Nothing has been posted when the answer is no.
   /// @param plain  whether context, peer and handles may be used; no: the answer is no
   /// @param bytes  1 .. kChunkBytes, unless Coop is EachLane
   /// @param word   what SignalAdd adds to, an offset in `sync`; kActs: there is one
-  /// @return false: the peer is on another path, there is no room, or the long way is as good
+  /// @return ok, timeout (as Producer::in_line), or kLongWay: the peer is on another path, there is no room,
+  ///         or the long way is as good
   template <class Coop, bool kActs>
-  static MARROW_DEVICE bool put_directly(bool plain, const DeviceCommunicator& comm,
-                                         const Context& context, int peer,
-                                         const WindowHandle& window, std::uint64_t offset,
-                                         std::uint64_t local, std::uint32_t lkey,
-                                         std::uint64_t bytes, const WindowHandle& sync,
-                                         std::uint64_t word, std::uint64_t add, bool now) {
+  static MARROW_DEVICE Status put_directly(bool plain, const DeviceCommunicator& comm,
+                                           const Context& context, int peer,
+                                           const WindowHandle& window, std::uint64_t offset,
+                                           std::uint64_t local, std::uint32_t lkey,
+                                           std::uint64_t bytes, const WindowHandle& sync,
+                                           std::uint64_t word, std::uint64_t add, bool now) {
     GdaQueue& q = queue_of(comm, context, peer);
     Short put;
-    // All ones if the peer is on another path.
+    // All ones if the peer is on another path. The host may mask the peer meanwhile: a loop looks again.
     put.valid = plain;
     put.elsewhere =
-        load_fixed(plain, comm.path + peer) == static_cast<std::uint8_t>(Path::gda) ? 0 : -1;
+        load_ahead(plain, comm.path + peer) == static_cast<std::uint8_t>(Path::gda) ? 0 : -1;
     put.hot = load_fixed(plain, reinterpret_cast<const Cell16*>(&q));
     put.remote = load_fixed(plain, window.gda_base + peer) + offset;
     put.rkey = load_fixed(plain, window.gda_rkey + peer);
@@ -140,9 +142,13 @@ struct Operations {
     put.bytes = static_cast<std::uint32_t>(bytes);
     // Of EachLane every lane has a length of its own: they agree where they must meet anyway.
     if constexpr (Lanes<Coop>::kTogether) put.elsewhere |= bytes - 1 < kChunkBytes ? 0 : -1;
-    if (!plain) return false;
+    if (!plain) {
+      // A lane of EachLane may be the only one; the others ask in put_own or put_shared.
+      if constexpr (Lanes<Coop>::kTogether) (void)warp_ballot(full_mask(), true);
+      return kLongWay;
+    }
     switch (context.sharing) {
-      case Sharing::thread: return put_own<Coop, kActs>(q, put, now);
+      case Sharing::thread: return put_own<Coop, kActs>(q, put, now) ? Status::ok : kLongWay;
       case Sharing::block:
         return put_shared<Sharing::block, Coop, kActs>(q, put, now, comm.wait_ns);
       default: return put_shared<Sharing::device, Coop, kActs>(q, put, now, comm.wait_ns);
@@ -199,16 +205,21 @@ struct Operations {
   }
 
   template <Sharing kSharing, class Coop, bool kActs>
-  static MARROW_DEVICE bool put_shared(GdaQueue& q, const Short& put, bool now,
-                                       std::uint64_t wait_ns) {
+  static MARROW_DEVICE Status put_shared(GdaQueue& q, const Short& put, bool now,
+                                         std::uint64_t wait_ns) {
     using Queue = Producer<kSharing>;
     constexpr std::uint32_t kEach = kActs ? 2 : 1;
     const typename Queue::Guess guess(q);
     const Bell bell(load_fixed(put.valid, reinterpret_cast<const Cell16*>(&q) + 1));
-    const bool no = Lanes<Coop>::kTogether ? warp_ballot(full_mask(), put.elsewhere != 0) != 0
-                                           : put.elsewhere != 0;
-    if (__builtin_expect(no, false)) return false;
     const Hot hot(put.hot);
+    bool no = put.elsewhere != 0;
+    if constexpr (Lanes<Coop>::kTogether) {
+      // More than the ring takes at once: the long way posts one lane after the other.
+      const std::uint32_t mask = full_mask();
+      const std::uint32_t total = static_cast<std::uint32_t>(count_lanes(mask)) * kEach;
+      no = warp_ballot(mask, no | (total > (hot.mask() + 1) >> 1)) != 0;
+    }
+    if (__builtin_expect(no, false)) return kLongWay;
     if constexpr (!Lanes<Coop>::kTogether) {
       if (converged_lanes() == 1u << lane_index()) {  // a lone thread: nothing to agree about
         bool turn = true;
@@ -216,23 +227,22 @@ struct Operations {
         if (__builtin_expect(!Queue::take_guess(q, hot.mask(), guess, kEach), false)) {
           turn = false;
           at = Queue::take_range(q, hot.mask(), kEach);
-          if (at == kNoRoom) return false;
+          if (at == kNoRoom) return kLongWay;
         }
         put.template write<kActs>(hot, at, 0);
         if (__builtin_expect(turn, true)) {
           Queue::template in_turn<RingScope::loop>(hot, bell, q, at, at + kEach, now, false);
         } else {
-          Queue::in_line(q, at, at + kEach, now, Queue::patience(wait_ns));
+          return Queue::in_line(q, at, at + kEach, now, Queue::patience(wait_ns));
         }
-        return true;
+        return Status::ok;
       }
     }
     const Range range = Queue::take_here(q, hot.mask(), guess, kEach, Lanes<Coop>::mask());
-    if (__builtin_expect(range.at == kNoRoom, false)) return false;
+    if (__builtin_expect(range.at == kNoRoom, false)) return kLongWay;
     put.template write<kActs>(hot, range.at, 0);
-    Queue::template publish_here<RingScope::loop>(hot, bell, q, range.at, kEach, range.group,
-                                                  range.role, now, Queue::patience(wait_ns));
-    return true;
+    return Queue::template publish_here<RingScope::loop>(hot, bell, q, range.at, kEach, range.group,
+                                                         range.role, now, Queue::patience(wait_ns));
   }
 
   /// A shared queue.
@@ -253,9 +263,8 @@ struct Operations {
     }
     if (first) *first = range.at;
     write_all(Hot(q), range.at, data, write);
-    Queue::publish(q, range.at, n, range.group, range.role, knobs.doorbell == Doorbell::now,
-                   Queue::patience(comm.wait_ns));
-    return Status::ok;
+    return Queue::publish(q, range.at, n, range.group, range.role, knobs.doorbell == Doorbell::now,
+                          Queue::patience(comm.wait_ns));
   }
 
   /// Every lane of the warp has one entry, or one and an add.
@@ -310,24 +319,43 @@ struct Operations {
   static MARROW_DEVICE std::uint32_t one() { return 1; }
 
   /// The companion's entries are reserved first: should the queue have no room before the deadline, they
-  /// become NOPs and nothing was posted.
+  /// become NOPs and nothing was posted. Those behind us in the companion's line wait for us meanwhile, and
+  /// give up after Producer::patience; so we hold them for half of that at most, then try anew.
   template <class Queue, class Write>
   static MARROW_DEVICE Status counted(const DeviceCommunicator& comm, int peer, GdaQueue& q,
                                       std::uint32_t data, std::uint32_t more, const Knobs& knobs,
                                       Write&& write) {
-    GdaQueue& companion = *(&q + comm.gda->companion);
     if (data > Hot(q).mask() >> 1) return Status::invalid;
+    Deadline deadline = knobs.deadline;
+    if (Queue::kExclusive || deadline.ns <= comm.wait_ns)
+      return counted_once<Queue>(comm, peer, q, data, more, knobs, deadline, write);
+    const std::uint64_t start = now_ns();
+    for (;;) {
+      const Deadline turn{deadline.ns < comm.wait_ns ? deadline.ns : comm.wait_ns};
+      const Status status = counted_once<Queue>(comm, peer, q, data, more, knobs, turn, write);
+      const std::uint64_t passed = now_ns() - start;
+      if (status != Status::timeout || passed >= knobs.deadline.ns) return status;
+      deadline.ns = knobs.deadline.ns - passed;
+    }
+  }
+  template <class Queue, class Write>
+  static MARROW_DEVICE Status counted_once(const DeviceCommunicator& comm, int peer, GdaQueue& q,
+                                           std::uint32_t data, std::uint32_t more,
+                                           const Knobs& knobs, Deadline deadline, Write&& write) {
+    GdaQueue& companion = *(&q + comm.gda->companion);
     const std::uint32_t patience = Queue::patience(comm.wait_ns);
     Range behind;
     Range range;
-    Status status =
-        Queue::take_alone(wait_words(comm), peer, companion, 2, knobs.deadline, &behind, &q);
+    Status status = Queue::take_alone(wait_words(comm), peer, companion, 2, deadline, &behind, &q);
     if (status != Status::ok) return status;
     const Hot hot(companion);
-    status = Queue::take_alone(wait_words(comm), peer, q, data + more, knobs.deadline, &range);
+    status = Queue::take_alone(wait_words(comm), peer, q, data + more, deadline, &range);
     if (status == Status::ok) {
       write_all(Hot(q), range.at, data, write);
-      Queue::publish_alone(q, range, data + more, knobs.doorbell == Doorbell::now, patience);
+      status =
+          Queue::publish_alone(q, range, data + more, knobs.doorbell == Doorbell::now, patience);
+    }
+    if (status == Status::ok) {
       Wqe(hot, behind.at).wait(q.cqn, range.at + data - 1);
       Wqe(hot, behind.at + 1)
           .fetch_add(comm.gda->counter_base + static_cast<std::uint64_t>(knobs.counter) * 8,
@@ -336,8 +364,7 @@ struct Operations {
       Wqe(hot, behind.at).nop();
       Wqe(hot, behind.at + 1).nop();
     }
-    Queue::publish_alone(companion, behind, 2, true, patience);
-    return status;
+    return worse(status, Queue::publish_alone(companion, behind, 2, true, patience));
   }
 
   /// WRITE or READ of any length, then an add.
@@ -353,9 +380,7 @@ struct Operations {
         if (acts) return add(comm, sharing, context, peer, then, knobs);
         if (knobs.counter < 0) return Status::ok;
       }
-    } else if (bytes > kChunkBytes) {
-      return Status::invalid;
-    }
+    }  // else at most kChunkBytes: the lanes have agreed on that
     return submit<Coop>(
         comm, sharing, context, peer,
         [&] {

@@ -91,11 +91,10 @@ struct Producer : Consumer<kSharing> {
           index(observe<Scope::block_global>(&q.guess) ^ own_key()) {}
     std::uint64_t completed, index;
   };
-  /// Makes the guess of another block useless: its acquire would have to be of device scope.
+  /// Makes the guess of another block useless, be it of this kernel or of one that runs beside it: its acquire
+  /// would have to be of device scope.
   static MARROW_DEVICE std::uint64_t own_key() {
-    return kScope == Scope::device
-               ? (static_cast<std::uint64_t>(block_index()) + 1) * 0x9e3779b97f4a7c15u
-               : 0;
+    return kScope == Scope::device ? (block_identity() + 1) * 0x9e3779b97f4a7c15u : 0;
   }
   static MARROW_DEVICE bool take_guess(GdaQueue& q, std::uint32_t mask, const Guess& guess,
                                        std::uint64_t total) {
@@ -161,38 +160,45 @@ struct Producer : Consumer<kSharing> {
   /// @param n         as in take
   /// @param now       ring, or see that somebody does
   /// @param patience  of waiting for one's turn, in units of 2^20 ns
-  static MARROW_DEVICE_COLD void publish(GdaQueue& q, std::uint64_t at, std::uint32_t n,
-                                         std::uint32_t group, std::uint32_t role, bool now,
-                                         std::uint32_t patience) {
-    publish_here(Hot(q), Bell(q), q, at, n, group, role, now, patience);
+  /// @return as in_line, the same for the whole group
+  static MARROW_DEVICE_COLD Status publish(GdaQueue& q, std::uint64_t at, std::uint32_t n,
+                                           std::uint32_t group, std::uint32_t role, bool now,
+                                           std::uint32_t patience) {
+    return publish_here(Hot(q), Bell(q), q, at, n, group, role, now, patience);
   }
   template <RingScope kRing = RingScope::either>
-  static MARROW_DEVICE void publish_here(const Hot& hot, const Bell& where, GdaQueue& q,
-                                         std::uint64_t at, std::uint32_t n, std::uint32_t group,
-                                         std::uint32_t role, bool now, std::uint32_t patience) {
+  static MARROW_DEVICE Status publish_here(const Hot& hot, const Bell& where, GdaQueue& q,
+                                           std::uint64_t at, std::uint32_t n, std::uint32_t group,
+                                           std::uint32_t role, bool now, std::uint32_t patience) {
     if (!(role & kAlone)) {
       now = warp_ballot(group, now) != 0;
       warp_sync(group);  // the lanes' entries happen before the leader's release
     }
+    Status status = Status::ok;
     if (role & kLead) {
       const std::uint64_t end = at + static_cast<std::uint32_t>(count_lanes(group)) * n;
       if (__builtin_expect((role & kTurn) != 0, true)) {
         in_turn<kRing>(hot, where, q, at, end, now, false);
       } else {
-        in_line(q, at, end, now, patience);
+        status = in_line(q, at, end, now, patience);
       }
     }
-    if (!(role & kAlone)) warp_sync(group);  // ready_index covers our entries when we return
+    if (!(role & kAlone)) {
+      if (warp_ballot(group, status != Status::ok)) status = Status::timeout;
+      warp_sync(group);  // ready_index covers our entries when we return
+    }
+    return status;
   }
 
   /// For one thread alone; n entries from range.at on.
-  static MARROW_DEVICE void publish_alone(GdaQueue& q, const Range& range, std::uint32_t n,
-                                          bool now, std::uint32_t patience) {
+  static MARROW_DEVICE Status publish_alone(GdaQueue& q, const Range& range, std::uint32_t n,
+                                            bool now, std::uint32_t patience) {
     if constexpr (kExclusive) {
       (void)patience;
       publish_own(Hot(q), q, range.at, range.at + n, now);
+      return Status::ok;
     } else {
-      publish(q, range.at, n, range.group, range.role, now, patience);
+      return publish(q, range.at, n, range.group, range.role, now, patience);
     }
   }
   /// @param watch  a queue whose failure ends the wait, or null
@@ -329,8 +335,9 @@ struct Producer : Consumer<kSharing> {
 
   /// Others are before us. Our entries are released first; at our turn, if somebody is behind us already, we
   /// only count them in: the next in line acquires this reduction, and with it the chain of those before.
-  static MARROW_DEVICE_COLD void in_line(GdaQueue& q, std::uint64_t begin, std::uint64_t end,
-                                         bool now, std::uint32_t patience) {
+  /// @return timeout: our turn never came, our entries were not posted, and nothing will be behind them
+  static MARROW_DEVICE_COLD Status in_line(GdaQueue& q, std::uint64_t begin, std::uint64_t end,
+                                           bool now, std::uint32_t patience) {
     Publication<kScope> early;
     const Hot hot(q);
     std::uint64_t start = 0;
@@ -343,11 +350,11 @@ struct Producer : Consumer<kSharing> {
       if ((ready & ~kGdaOwed) == begin) break;
       relax(spins);
       // Not wait_until: an abort must not leave a hole in the queue. Those before us run straight-line code
-      // (the counted form waits for room in between, bounded by its own deadline), so only a thread that
-      // died can end this.
+      // (the counted form waits for room in between, for half of our patience at most), so only a thread
+      // that died can end this.
       if ((spins & 1023) != 1023) continue;
       if (start == 0) start = now_ns();
-      if ((now_ns() - start) >> 20 > patience) return;
+      if ((now_ns() - start) >> 20 > patience) return Status::timeout;
     }
     const bool owed = (ready & kGdaOwed) != 0;
     const bool wanted = now | owed;
@@ -358,6 +365,7 @@ struct Producer : Consumer<kSharing> {
     } else {
       early.add(&q.ready_index, step(begin, end, owed, wanted));
     }
+    return Status::ok;
   }
 
  private:
@@ -380,7 +388,8 @@ struct Producer : Consumer<kSharing> {
     if (range.at != kNoRoom) {
       const Hot hot(q);
       Wqe(hot, range.at).nop();
-      publish(q, range.at, 1, self, range.role, true, patience(wait_ns));
+      // A line that does not move ends the wait that called this.
+      (void)publish(q, range.at, 1, self, range.role, true, patience(wait_ns));
     } else {
       // Raises completed_index once there is room.
       (void)Base::poll(q, load_relaxed<kScope>(&q.reserved_index) + 1 - (Hot(q).mask() + 1));

@@ -44,6 +44,13 @@ MARROW_DEVICE Status refused(const Coop& coop, Status status) {
   if constexpr (std::is_same_v<Coop, EachLane>) return coop.agree(status);
   return status;
 }
+/// What a lane of EachLane may not ask of the gda path: it has one entry. To be agreed on with `refused`.
+template <class Coop>
+MARROW_DEVICE Status too_long(const Coop&, Path path, std::uint64_t bytes) {
+  return std::is_same_v<Coop, EachLane> && path == Path::gda && bytes > gda::kChunkBytes
+             ? Status::invalid
+             : Status::ok;
+}
 /// Calls body() by the group's first member, or, of EachLane, by one lane after the other: what is for one
 /// thread at a time stays so.
 template <class Coop, class Body>
@@ -220,7 +227,7 @@ MARROW_DEVICE Status Gin<kOnly...>::post_then(int peer, Path path, const detail:
     const detail::Then own = fused ? then : detail::Then{};
     if constexpr (std::is_same_v<Coop, EachLane>) {
       if constexpr (decltype(body)::kPath == Path::gda) {
-        return post(body, own, coop);
+        return coop.agree(post(body, own, coop));
       } else if constexpr (decltype(body)::kPath == Path::lsa) {
         return coop.agree(post(body, own, Thread{}));
       } else {
@@ -323,12 +330,16 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window,
       plain = plain & (static_cast<unsigned>(action.id) < static_cast<unsigned>(comm_.signals)) &
               (comm_.atomic_path == Path::gda);
     }
-    if (detail::gda::Operations::put_directly<Coop, kActs>(
-            plain, comm_, context_, team.world_rank(peer.value), window, offset,
-            source.gda_local + source_offset, source.gda_lkey, bytes,
-            comm_.sync[static_cast<int>(Path::gda)], static_cast<std::uint64_t>(action.id) * 8,
-            action.n, knobs.doorbell == Doorbell::now)) {
-      return Status::ok;
+    const Status direct = detail::gda::Operations::put_directly<Coop, kActs>(
+        plain, comm_, context_, team.world_rank(peer.value), window, offset,
+        source.gda_local + source_offset, source.gda_lkey, bytes,
+        comm_.sync[static_cast<int>(Path::gda)], static_cast<std::uint64_t>(action.id) * 8,
+        action.n, knobs.doorbell == Doorbell::now);
+    if (direct != detail::gda::Operations::kLongWay) {
+#if defined(MARROW_ON_SHORT_WAY)
+      MARROW_ON_SHORT_WAY();  // a test counts them
+#endif
+      return direct;
     }
   }
   int rank = 0;
@@ -343,6 +354,7 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window,
   coop.sync();  // the source's stores by other members happen before the loads below and the post
   status = resolve(peer, detail::pick(team_world(comm_), options...), "put", &rank, &path);
   if (status == Status::ok) status = plan_options(peer, path, &then, &then_path, options...);
+  if (status == Status::ok) status = detail::too_long(coop, path, bytes);
   status = detail::refused(coop, status);
   if (status != Status::ok) return status;
   const detail::PutOp op{rank, window, offset, source, source_offset, bytes};
@@ -405,6 +417,7 @@ MARROW_DEVICE Status Gin<kOnly...>::get(Index peer, const WindowHandle& window,
   if (status == Status::ok) status = check_window(peer, "get", window, offset, bytes);
   if (status == Status::ok) status = check_region(peer, "get", target, target_offset, bytes);
   if (status == Status::ok) status = plan_options(peer, path, &none, &same, options...);
+  if (status == Status::ok) status = detail::too_long(coop, path, bytes);
   status = detail::refused(coop, status);
   if (status != Status::ok) return status;
   const detail::GetOp op{rank, window, offset, target, target_offset, bytes};

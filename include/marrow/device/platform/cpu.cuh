@@ -21,6 +21,9 @@ inline namespace cpu_device {
 inline constexpr bool kOnGpu = false;
 
 MARROW_DEVICE int block_index() { return cpu_thread().block ? cpu_thread().block->index : 0; }
+MARROW_DEVICE std::uint64_t block_identity() {
+  return reinterpret_cast<std::uintptr_t>(cpu_thread().block);
+}
 MARROW_DEVICE int grid_size() { return cpu_thread().block ? cpu_thread().block->grid : 1; }
 MARROW_DEVICE int thread_index() { return cpu_thread().index; }
 MARROW_DEVICE int block_size() { return cpu_thread().block ? cpu_thread().block->size : 1; }
@@ -174,6 +177,9 @@ MARROW_DEVICE Cell16 load_fixed(bool valid, const Cell16* p) {
   return valid ? *p : Cell16{};
 }
 MARROW_DEVICE std::uint8_t load_ahead(const std::uint8_t* p) { return load_cached(p); }
+MARROW_DEVICE std::uint8_t load_ahead(bool valid, const std::uint8_t* p) {
+  return valid ? load_cached(p) : std::uint8_t{};
+}
 MARROW_DEVICE void compute_here(std::uint64_t&, std::uint64_t&) {}
 MARROW_DEVICE std::uint64_t load_data_ahead(const std::uint64_t* p) { return *p; }
 MARROW_DEVICE void store_plain(std::uint64_t* p, std::uint64_t v) { *p = v; }

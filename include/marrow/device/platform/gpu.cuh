@@ -18,6 +18,14 @@ inline namespace gpu_device {
 inline constexpr bool kOnGpu = true;
 
 MARROW_DEVICE int block_index() { return static_cast<int>(blockIdx.x); }
+/// Tells this block from every other that runs at the same time: those of concurrent kernels, and of grids
+/// with more dimensions than one, share a block_index().
+MARROW_DEVICE std::uint64_t block_identity() {
+  std::uint64_t grid;
+  asm("mov.u64 %0, %%gridid;" : "=l"(grid));
+  return grid << 32 ^ (blockIdx.x + static_cast<std::uint64_t>(gridDim.x) *
+                                        (blockIdx.y + gridDim.y * blockIdx.z));
+}
 MARROW_DEVICE int grid_size() { return static_cast<int>(gridDim.x); }
 MARROW_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 MARROW_DEVICE int block_size() { return static_cast<int>(blockDim.x); }
@@ -304,6 +312,14 @@ MARROW_DEVICE Cell16 load_fixed(bool valid, const Cell16* p) {
 MARROW_DEVICE std::uint8_t load_ahead(const std::uint8_t* p) {
   std::uint32_t v;
   asm volatile("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(__cvta_generic_to_global(p)));
+  return static_cast<std::uint8_t>(v);
+}
+/// The same; 0 if not `valid`, without a branch.
+MARROW_DEVICE std::uint8_t load_ahead(bool valid, const std::uint8_t* p) {
+  std::uint32_t v;
+  asm volatile("{.reg .pred q; setp.ne.u32 q, %2, 0; mov.b32 %0, 0; @q ld.global.u8 %0, [%1];}"
+               : "=r"(v)
+               : "l"(__cvta_generic_to_global(p)), "r"(static_cast<std::uint32_t>(valid)));
   return static_cast<std::uint8_t>(v);
 }
 /// Has both values ready here, while loads are under way, and not where they are first used.
