@@ -14,12 +14,8 @@ mkdir -p "$out"
 export MARROW_WAIT_TIMEOUT=${MARROW_WAIT_TIMEOUT:-10s}
 failed=0
 
-find_program() {
-  for folder in "$build" "$build/bin" "$build/tests"; do
-    [ -x "$folder/$1" ] && echo "$folder/$1" && return
-  done
-  echo "missing-$1"
-}
+# shellcheck source=bench/gpu/programs.sh
+. "$here/programs.sh"
 step() {  # step LIMIT PROGRAM ARGS...: prints the end of what it says
   local limit=$1 status=0; shift
   timeout "$limit" "$@" > "$out/step.log" 2>&1 || status=$?

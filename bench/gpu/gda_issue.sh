@@ -9,11 +9,10 @@ build=${1:?usage: bench/gpu/gda_issue.sh BUILD [OUT]}
 out=${2:-gpu-results}
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$out"
-program=
-for folder in "$build" "$build/bin"; do
-  [ -x "$folder/marrow_gda_issue" ] && program=$folder/marrow_gda_issue
-done
-if [ -z "$program" ]; then
+# shellcheck source=bench/gpu/programs.sh
+. "$here/programs.sh"
+program=$(find_program marrow_gda_issue)
+if [ ! -x "$program" ]; then
   echo "no marrow_gda_issue in $build. Next: cmake --build $build --target marrow_gda_issue" >&2
   exit 2
 fi

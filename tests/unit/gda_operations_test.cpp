@@ -313,8 +313,8 @@ TEST_P(GdaOperations, ManyThreadsOnOneQueueWithBackPressure) {
   ::unsetenv("MARROW_CPU_LANES");
 }
 
-TEST_P(GdaOperations, DeferredDoorbells) {
-  run_ranks(setting(2), [](Rank& rank) {
+void defer_doorbells(const Setting& setting) {
+  run_ranks(setting, [](Rank& rank) {
     const LocalBufferHandle source = rank.local(1 << 16);
     fill(source.local, 1 << 16, static_cast<unsigned>(rank.rank()));
     std::uint64_t round = 0;
@@ -332,6 +332,8 @@ TEST_P(GdaOperations, DeferredDoorbells) {
     }
   });
 }
+
+TEST_P(GdaOperations, DeferredDoorbells) { defer_doorbells(setting(2)); }
 
 TEST_P(GdaOperations, EachLaneOfAWarpPostsItsOwn) {
   constexpr int kLanes = 4;
@@ -370,21 +372,7 @@ TEST_P(GdaOperations, EachLaneOfAWarpPostsItsOwn) {
 TEST_P(GdaOperations, DeferredDoorbellsOnTheShortWay) {
   Setting s = setting(2);
   s.device_release = true;
-  run_ranks(s, [](Rank& rank) {
-    const LocalBufferHandle source = rank.local(1 << 16);
-    fill(source.local, 1 << 16, static_cast<unsigned>(rank.rank()));
-    std::uint64_t round = 0;
-    for (const int count : {1, 10, 300}) {
-      Result r;
-      launch(Place::cpu(), 1, 1, 0, deferred, rank.comm(), rank.window(), source, count, ++round,
-             &r);
-      for (int i = 0; i < 4; ++i) EXPECT_EQ(r.status[i], Status::ok) << i << " count " << count;
-      rank.barrier();
-      EXPECT_TRUE(holds(rank.window().local, static_cast<std::uint64_t>(count) * 8,
-                        static_cast<unsigned>(1 - rank.rank())));
-      rank.barrier();
-    }
-  });
+  defer_doorbells(s);
 }
 
 constexpr std::uint64_t k16 = 1u << 16;
