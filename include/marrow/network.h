@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the proxy posts to: the C interface of a network, version 0. Built-in networks and plugins
- * (MARROW_NETWORK=path.so) are the same struct of functions. It compiles as C11.
+ * What the proxy posts to: the C interface of a network, version 1 (candidate: docs/network-plugin.md says
+ * what may still change). Built-in networks and plugins (MARROW_NETWORK=path.so) are the same struct of
+ * functions. It compiles as C11.
  *
  * The thread model is what keeps this small: each progress thread of each rank has its own endpoint,
  * connected to the same-numbered endpoint of every rank. post, progress and test of one endpoint are
@@ -21,8 +22,9 @@
 extern "C" {
 #endif
 
-/** Version of this interface. 0: not stable yet, must match exactly. */
-#define MARROW_NETWORK_VERSION 0u
+/** Version of this interface; must match exactly. Within a version, structs only grow at their end, and
+ * `size` says how much of one is there. */
+#define MARROW_NETWORK_VERSION 1u
 /** Symbol a plugin exports: const marrow_network* marrow_network_plugin(void). */
 #define MARROW_NETWORK_SYMBOL "marrow_network_plugin"
 
@@ -57,6 +59,9 @@ typedef struct marrow_network_services {
   /** Maps another process's device memory by its descriptor; returns a device address or NULL. */
   void* (*map_device)(void* user, int fd, uint64_t fd_offset, uint64_t bytes);
   void (*unmap_device)(void* user, void* address, uint64_t bytes);
+  /** Text of a parameter of this communicator, e.g. "MARROW_NIC"; NULL: there is no such. Good until this
+   * thread's next call of it. */
+  const char* (*parameter)(void* user, const char* name);
 } marrow_network_services;
 
 /** What a device of the network can do. All of it is a promise, none is probed later. */
@@ -76,6 +81,8 @@ typedef struct marrow_network_properties {
   uint8_t reserved;
   uint32_t max_inline;  /**< bytes PUT_VALUE takes; at least MARROW_NETWORK_MAX_INLINE */
   uint64_t max_message; /**< bytes one PUT or GET takes; larger ones are cut by the caller */
+  int32_t numa_node;    /**< host memory and cores near the device; -1: unknown or none */
+  uint32_t reserved2;
 } marrow_network_properties;
 
 /** Memory to register. */

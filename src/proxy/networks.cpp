@@ -26,7 +26,7 @@ Table& table() {
 }
 
 bool matches_version(const marrow_network& network) {
-  return network.version == MARROW_NETWORK_VERSION && network.size == sizeof(marrow_network);
+  return network.version == MARROW_NETWORK_VERSION && network.size >= sizeof(marrow_network);
 }
 
 std::string names() {
@@ -86,7 +86,7 @@ int guarded(Body&& body) {
     return MARROW_NETWORK_ERROR;
   }
 }
-CopyEngine& engine(void* user) { return *static_cast<CopyEngine*>(user); }
+CopyEngine& engine(void* user) { return *static_cast<Link*>(user)->copy_engine(); }
 
 int copy(void* user, void* to, const void* from, std::uint64_t bytes, std::uint64_t* ticket) {
   return guarded([&] {
@@ -110,6 +110,16 @@ void unmap_device(void* user, void* address, std::uint64_t bytes) {
     engine(user).unmap(address, bytes);
     return MARROW_NETWORK_OK;
   });
+}
+
+const char* parameter(void* user, const char* name) {
+  thread_local std::string text;
+  try {
+    text = base::parameter_string(name, static_cast<Link*>(user)->parameters());
+    return text.c_str();
+  } catch (const std::exception&) {  // not declared
+    return nullptr;
+  }
 }
 
 Code to_code(int result) {
@@ -149,12 +159,14 @@ std::vector<Candidate> candidates(const std::string& wanted) {
   return found;
 }
 
-Link::Link(const Candidate& candidate, std::unique_ptr<CopyEngine> engine)
-    : candidate_(candidate), engine_(std::move(engine)) {
+Link::Link(const Candidate& candidate, std::unique_ptr<CopyEngine> engine,
+           const base::Parameters& parameters)
+    : candidate_(candidate), engine_(std::move(engine)), parameters_(parameters) {
   services_.version = MARROW_NETWORK_VERSION;
   services_.size = sizeof(services_);
-  services_.user = engine_.get();
+  services_.user = this;
   services_.log = log_line;
+  services_.parameter = parameter;
   if (engine_) {
     services_.copy = copy;
     services_.copy_test = copy_test;
@@ -167,6 +179,7 @@ Link::Link(const Candidate& candidate, std::unique_ptr<CopyEngine> engine)
     check(network().devices(instance_, &count), "devices");
     if (count == 0) throw Error(Code::unsupported, "it has no device on this host");
     properties_.size = sizeof(properties_);
+    properties_.numa_node = -1;
     check(network().properties(instance_, 0, &properties_), "properties");
     if (properties_.max_inline < MARROW_NETWORK_MAX_INLINE || properties_.max_message == 0 ||
         (!properties_.ordered && properties_.immediate_bytes < 4)) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/parameters.hpp"
 #include "marrow/network.h"
 #include "proxy/copy_engine.hpp"
 
@@ -31,7 +32,8 @@ std::vector<Candidate> candidates(const std::string& wanted);
 class Link {
  public:
   /// Makes the instance. @param engine may be null
-  Link(const Candidate& candidate, std::unique_ptr<CopyEngine> engine);
+  Link(const Candidate& candidate, std::unique_ptr<CopyEngine> engine,
+       const base::Parameters& parameters = {});
   ~Link();
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
@@ -43,6 +45,7 @@ class Link {
   const marrow_network_address& address() const { return address_; }
   void* endpoint() const { return endpoint_; }
   CopyEngine* copy_engine() const { return engine_.get(); }
+  const base::Parameters& parameters() const { return parameters_; }
 
   /// Throws for a negative result of one of the network's functions. `what` is what was attempted.
   int check(int result, const std::string& what) const;
@@ -50,6 +53,7 @@ class Link {
  private:
   Candidate candidate_;
   std::unique_ptr<CopyEngine> engine_;
+  const base::Parameters parameters_;
   marrow_network_services services_{};
   marrow_network_properties properties_{};
   marrow_network_address address_{};

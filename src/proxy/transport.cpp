@@ -61,6 +61,7 @@ class TransportImpl final : public Transport {
  public:
   TransportImpl(bootstrap::Bootstrap& bootstrap, const base::Parameters& parameters, Hooks hooks)
       : bootstrap_(bootstrap),
+        parameters_(parameters),
         hooks_(std::move(hooks)),
         threads_(static_cast<int>(base::parameter_int("MARROW_PROXY_THREADS", parameters))),
         log_size_(static_cast<std::uint32_t>(std::countr_zero(
@@ -94,7 +95,8 @@ class TransportImpl final : public Transport {
         Blob addresses(static_cast<std::size_t>(threads_) * sizeof(marrow_network_address));
         for (int t = 0; t < threads_; ++t) {
           links_.push_back(std::make_unique<Link>(
-              candidate, hooks_.make_copy_engine ? hooks_.make_copy_engine() : nullptr));
+              candidate, hooks_.make_copy_engine ? hooks_.make_copy_engine() : nullptr,
+              parameters_));
           engines_[t]->use(*links_[t]);
           links_[t]->listen(static_cast<std::uint32_t>(bootstrap_.rank()),
                             static_cast<std::uint32_t>(nranks), engines_[t]->events());
@@ -314,6 +316,7 @@ class TransportImpl final : public Transport {
   }
 
   bootstrap::Bootstrap& bootstrap_;
+  const base::Parameters parameters_;
   const Hooks hooks_;
   const int threads_;
   const std::uint32_t log_size_;

@@ -79,6 +79,7 @@ int properties(void* instance, std::uint32_t device, marrow_network_properties* 
     p.host_only = 1;
     p.immediate_bytes = 4;
     p.needs_descriptor = 1;
+    p.numa_node = -1;
     p.max_inline = MARROW_NETWORK_MAX_INLINE;
     p.max_message = std::uint64_t{1} << 20;  // so that other peers' work is not kept waiting
     std::memcpy(out, &p, std::min<std::size_t>(out->size, sizeof(p)));

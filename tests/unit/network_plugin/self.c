@@ -53,6 +53,7 @@ static int properties(void* instance, uint32_t device, marrow_network_properties
   strcpy(p.device, "self");
   p.ordered = 1;
   p.host_only = 1;
+  p.numa_node = -1;
   p.max_inline = MARROW_NETWORK_MAX_INLINE;
   p.max_message = 1u << 20;
   memcpy(out, &p, out->size < sizeof p ? out->size : sizeof p);
