@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shm network as a table of C functions: every exception ends here as a code and a sentence.
 #include <cstring>
-#include <exception>
+#include <memory>
 
 #include "base/text.hpp"
 #include "marrow/error.hpp"
+#include "networks/guarded.hpp"
 #include "networks/shm/endpoint.hpp"
 
 namespace marrow::networks::shm {
@@ -14,40 +15,6 @@ struct Instance {
   const marrow_network_services* services;
   Options options;
 };
-
-std::string& last_sentence() {
-  thread_local std::string sentence;
-  return sentence;
-}
-
-int to_network(Code code) {
-  switch (code) {
-    case Code::invalid_argument: return MARROW_NETWORK_INVALID;
-    case Code::timeout: return MARROW_NETWORK_TIMEOUT;
-    case Code::peer_failed: return MARROW_NETWORK_PEER_FAILED;
-    case Code::unsupported: return MARROW_NETWORK_UNSUPPORTED;
-    case Code::out_of_memory: return MARROW_NETWORK_NO_MEMORY;
-    default: return MARROW_NETWORK_ERROR;
-  }
-}
-
-template <class Body>
-int guarded(Body&& body) {
-  try {
-    return body();
-  } catch (const Error& error) {
-    std::string& text = last_sentence() = error.sentence();
-    if (text.ends_with('.')) text.pop_back();  // more follows: a next step here, a cause above
-    if (!error.next_step().empty()) text += "; " + error.next_step();
-    return to_network(error.code());
-  } catch (const std::bad_alloc&) {
-    last_sentence() = "out of memory (a smaller ring or window, or a higher ulimit -v, helps)";
-    return MARROW_NETWORK_NO_MEMORY;
-  } catch (const std::exception& error) {
-    last_sentence() = error.what();
-    return MARROW_NETWORK_ERROR;
-  }
-}
 
 Endpoint& as_endpoint(void* endpoint) { return *static_cast<Endpoint*>(endpoint); }
 
@@ -157,8 +124,6 @@ int abort(void* endpoint, std::uint32_t peer) {
   as_endpoint(endpoint).abort(peer);
   return MARROW_NETWORK_OK;
 }
-
-const char* last_error() { return last_sentence().c_str(); }
 
 constexpr marrow_network kNetwork = {
     MARROW_NETWORK_VERSION,
