@@ -1,62 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stream sockets of the bootstrap. Every rank listens twice: on TCP, and on an abstract Unix socket
-// whose name follows from the secret. Ranks of one host find each other over the second, so a job on
-// a machine without any configured network (not even loopback) works too.
+// Every rank listens twice: on TCP, and on an abstract Unix socket whose name follows from the secret.
+// Ranks of one host find each other over the second, so a job on a machine without any configured
+// network (not even loopback) works too.
 #pragma once
 
-#include <array>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "base/fd.hpp"
+#include "base/sockets.hpp"
 
 namespace marrow::bootstrap {
 
-/// IPv6, or IPv4 in its mapped form (::ffff:a.b.c.d, RFC 4291 section 2.5.5.2).
-using IpAddress = std::array<std::uint8_t, 16>;
-
-struct TcpAddress {
-  IpAddress ip{};
-  std::uint16_t port = 0;
-  bool operator==(const TcpAddress&) const = default;
-};
-
-std::string to_text(const IpAddress& address);
-std::string to_text(const TcpAddress& address);
-bool is_loopback(const IpAddress& address);
-IpAddress loopback_address();
-
-/// Addresses of the interfaces that are up, best first (IPv4 before IPv6, loopback only when there is
-/// nothing else). `filter` is MARROW_SOCKET_IFNAME. Throws Error(invalid_argument) when a filter
-/// matches no interface, naming those there are.
-std::vector<IpAddress> interface_addresses(const std::string& filter);
-
-/// All addresses of a host name or literal. Throws Error(network).
-std::vector<IpAddress> resolve(const std::string& host);
-
-/// Listens on `bind_to` (all interfaces if empty); port 0 takes a free one, reported in `port`.
-base::Fd listen_tcp(const std::optional<IpAddress>& bind_to, std::uint16_t& port);
-base::Fd listen_unix(const std::string& name);
-
-/// Starts a non-blocking connect. error is 0 (connected), EINPROGRESS (wait for POLLOUT, then
-/// connect_error()), or why it failed.
-struct Connecting {
-  base::Fd fd;
-  int error = 0;
-};
-Connecting connect_tcp(const TcpAddress& address);
-Connecting connect_unix(const std::string& name);
-
-/// SO_ERROR.
-int connect_error(int fd);
-
-/// Accepts without waiting; an invalid Fd when nobody is there. Throws Error(out_of_memory) when
-/// descriptors ran out.
-base::Fd accept_one(int listener);
-
-/// Who is at the other end, for people: "192.0.2.7:4711" or "process 123 of this host".
-std::string peer_text(int fd);
+using base::accept_one;
+using base::connect_error;
+using base::connect_tcp;
+using base::connect_unix;
+using base::Connecting;
+using base::interface_addresses;
+using base::IpAddress;
+using base::is_loopback;
+using base::listen_tcp;
+using base::listen_unix;
+using base::loopback_address;
+using base::peer_text;
+using base::resolve;
+using base::TcpAddress;
+using base::to_text;
 
 }  // namespace marrow::bootstrap

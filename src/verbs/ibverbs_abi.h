@@ -220,6 +220,15 @@ union ibv_gid {
   } global;
 };
 
+/// What _ibv_query_gid_ex fills in.
+struct ibv_gid_entry {
+  ibv_gid gid;
+  std::uint32_t gid_index;
+  std::uint32_t port_num;
+  std::uint32_t gid_type;  ///< 0 InfiniBand, 1 RoCE v1, 2 RoCE v2
+  std::uint32_t ndev_ifindex;
+};
+
 struct ibv_global_route {
   ibv_gid dgid;
   std::uint32_t flow_label;
@@ -433,7 +442,27 @@ struct ibv_async_event {
   } element;
   int event_type;
 };
-enum AsyncEvent : int { IBV_EVENT_CQ_ERR = 0, IBV_EVENT_QP_FATAL = 1 };
+enum AsyncEvent : int {
+  IBV_EVENT_CQ_ERR = 0,
+  IBV_EVENT_QP_FATAL = 1,
+  IBV_EVENT_QP_REQ_ERR = 2,
+  IBV_EVENT_QP_ACCESS_ERR = 3,
+  IBV_EVENT_COMM_EST = 4,
+  IBV_EVENT_SQ_DRAINED = 5,
+  IBV_EVENT_PATH_MIG = 6,
+  IBV_EVENT_PATH_MIG_ERR = 7,
+  IBV_EVENT_DEVICE_FATAL = 8,
+  IBV_EVENT_PORT_ACTIVE = 9,
+  IBV_EVENT_PORT_ERR = 10,
+  IBV_EVENT_LID_CHANGE = 11,
+  IBV_EVENT_PKEY_CHANGE = 12,
+  IBV_EVENT_SM_CHANGE = 13,
+  IBV_EVENT_SRQ_ERR = 14,
+  IBV_EVENT_SRQ_LIMIT_REACHED = 15,
+  IBV_EVENT_QP_LAST_WQE_REACHED = 16,
+  IBV_EVENT_CLIENT_REREGISTER = 17,
+  IBV_EVENT_GID_CHANGE = 18,
+};
 
 inline constexpr int kPortActive = 4;
 inline constexpr int kMtu4096 = 5;

@@ -69,6 +69,11 @@ void load_ibverbs(Table& t) {
   find(library, "ibv_modify_qp", t.modify_qp);
   find(library, "ibv_query_qp", t.query_qp);
   find(library, "ibv_destroy_qp", t.destroy_qp);
+  find(library, "_ibv_query_gid_ex", t.query_gid_ex);  // newer than rdma-core 32
+  find(library, "ibv_create_ah", t.create_ah);
+  find(library, "ibv_destroy_ah", t.destroy_ah);
+  find(library, "ibv_get_async_event", t.get_async_event);
+  find(library, "ibv_ack_async_event", t.ack_async_event);
 }
 
 void load_mlx5(Table& t) {

@@ -35,6 +35,8 @@ struct Table {
   int (*dereg_mr)(ibv_mr* mr) = nullptr;
 
   // libibverbs, optional
+  int (*query_gid_ex)(ibv_context* context, std::uint32_t port, std::uint32_t index,
+                      ibv_gid_entry* entry, std::uint32_t flags, std::size_t entry_bytes) = nullptr;
   ibv_mr* (*reg_mr_iova2)(ibv_pd* pd, void* addr, std::size_t length, std::uint64_t iova,
                           unsigned access) = nullptr;
   ibv_mr* (*reg_dmabuf_mr)(ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,

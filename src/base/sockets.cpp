@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Everything here is non-blocking and close-on-exec.
-#include "bootstrap/sockets.hpp"
+#include "base/sockets.hpp"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -19,11 +19,8 @@
 #include "base/system_error.hpp"
 #include "base/text.hpp"
 
-namespace marrow::bootstrap {
+namespace marrow::base {
 namespace {
-
-using base::cat;
-using base::Fd;
 
 bool is_mapped_v4(const IpAddress& address) {
   return std::all_of(address.begin(), address.begin() + 10, [](auto b) { return b == 0; }) &&
@@ -134,7 +131,7 @@ IpAddress loopback_address() {
 
 std::vector<IpAddress> interface_addresses(const std::string& filter) {
   ifaddrs* raw = nullptr;
-  if (::getifaddrs(&raw) != 0) base::throw_errno("listing the network interfaces");
+  if (::getifaddrs(&raw) != 0) throw_errno("listing the network interfaces");
   std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> list(raw, &::freeifaddrs);
   std::vector<IpAddress> v4;
   std::vector<IpAddress> v6;
@@ -185,7 +182,7 @@ std::vector<IpAddress> resolve(const std::string& host) {
   return out;
 }
 
-base::Fd listen_tcp(const std::optional<IpAddress>& bind_to, std::uint16_t& port) {
+Fd listen_tcp(const std::optional<IpAddress>& bind_to, std::uint16_t& port) {
   TcpAddress address{bind_to.value_or(IpAddress{}), port};
   sockaddr_storage where = {};
   socklen_t length = 0;
@@ -207,28 +204,28 @@ base::Fd listen_tcp(const std::optional<IpAddress>& bind_to, std::uint16_t& port
     fd = bound(false);
   }
   if (!fd) {
-    base::throw_errno(cat("binding a TCP listener to ", to_text(address)),
-                      "choose a free port of this host, or an address it has.");
+    throw_errno(cat("binding a TCP listener to ", to_text(address)),
+                "choose a free port of this host, or an address it has.");
   }
-  if (::listen(fd.get(), 1024) != 0) base::throw_errno(cat("listening on ", to_text(address)));
+  if (::listen(fd.get(), 1024) != 0) throw_errno(cat("listening on ", to_text(address)));
   length = sizeof(where);
   if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&where), &length) != 0) {
-    base::throw_errno("reading the port of a TCP listener");
+    throw_errno("reading the port of a TCP listener");
   }
   port = ntohs(where.ss_family == AF_INET ? reinterpret_cast<sockaddr_in*>(&where)->sin_port
                                           : reinterpret_cast<sockaddr_in6*>(&where)->sin6_port);
   return fd;
 }
 
-base::Fd listen_unix(const std::string& name) {
+Fd listen_unix(const std::string& name) {
   Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd) base::throw_errno("creating a Unix socket");
+  if (!fd) throw_errno("creating a Unix socket");
   sockaddr_un address;
   socklen_t length = abstract_address(name, address);
   if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
-    base::throw_errno(cat("binding Unix socket @", name));
+    throw_errno(cat("binding Unix socket @", name));
   }
-  if (::listen(fd.get(), 1024) != 0) base::throw_errno(cat("listening on Unix socket @", name));
+  if (::listen(fd.get(), 1024) != 0) throw_errno(cat("listening on Unix socket @", name));
   return fd;
 }
 
@@ -258,11 +255,11 @@ int connect_error(int fd) {
   return error;
 }
 
-base::Fd accept_one(int listener) {
+Fd accept_one(int listener) {
   Fd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!fd) {
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-      base::throw_errno("accepting a connection");
+      throw_errno("accepting a connection");
     }
     return Fd();
   }
@@ -291,4 +288,4 @@ std::string peer_text(int fd) {
   return to_text(address);
 }
 
-}  // namespace marrow::bootstrap
+}  // namespace marrow::base
