@@ -65,6 +65,10 @@ constexpr std::array kTable = {
            "operation, collapsed is one entry that only says which queue failed."),
     power_of_two("MARROW_GDA_DEPTH", "1024", 32, 32768, "gda",
                  "Work queue entries (64 bytes each) per queue pair of the gda path."),
+    integer(
+        "MARROW_GID_INDEX", "-1", -1, 255, "verbs",
+        "Index in the port's GID table, for RoCE: which address and RoCE version packets use. -1: "
+        "RoCE v2 before v1, an IPv4 address before a global IPv6 one before a link-local one."),
     integer("MARROW_LSA_SIZE", "0", 0, 1 << 20, "topology",
             "Ranks per load/store team. 0: all that can reach each other. k splits a host into "
             "teams of k, so that NIC and proxy paths run between GPUs that share NVLink."),
@@ -75,8 +79,9 @@ constexpr std::array kTable = {
          "Network under the proxy path: auto, the name of a built-in one, or the path of a plugin "
          "(.so); options of a network follow a '?'."),
     text("MARROW_NIC", "auto", "gda",
-         "NIC of the gda path: auto (a real one if there is one the GPU can drive), softnic, none, "
-         "or a device name such as mlx5_0."),
+         "NIC of the gda path and of the verbs network: auto (a real one if there is one that can "
+         "be "
+         "used), softnic, none, or a device such as mlx5_0 or mlx5_0:2 (its second port)."),
     text("MARROW_PATH", "auto", "topology",
          "Path to the peers: auto, lsa, gda, proxy, or a comma list with one entry per peer rank."),
     duration("MARROW_PEER_TIMEOUT", "30s", 100, kDay, "bootstrap",
@@ -110,6 +115,31 @@ constexpr std::array kTable = {
          "reorder=1, drop=N, "
          "corrupt=N, error_at=N, stall=N[:MS], retry=MS, atomics=hca, start_index=N, job=NAME. N "
          "counts operations of a process. Empty: a perfect NIC without delays."),
+    choice("MARROW_VERBS_CONNECT", "lazy", "lazy|eager", "verbs",
+           "When the verbs network connects a pair of ranks: with its first operation, or all "
+           "pairs at "
+           "set-up."),
+    integer(
+        "MARROW_VERBS_CREDITS", "64", 2, 16384, "verbs",
+        "Receives posted per peer of the verbs network: messages that may be under way before the "
+        "receiver has looked."),
+    integer("MARROW_VERBS_DEPTH", "256", 16, 16384, "verbs",
+            "Send queue entries per peer of the verbs network."),
+    integer("MARROW_VERBS_RETRIES", "7", 0, 7, "verbs",
+            "How often the NIC sends again without an answer before the peer has failed."),
+    integer("MARROW_VERBS_RNR_RETRIES", "7", 0, 7, "verbs",
+            "How often the NIC sends again when the receiver has no receive posted; 7: for ever. "
+            "Credits keep that from happening."),
+    integer("MARROW_VERBS_SERVICE_LEVEL", "0", 0, 15, "verbs",
+            "Service level (InfiniBand) or priority (RoCE) of the verbs network and the gda path."),
+    integer(
+        "MARROW_VERBS_TIMEOUT", "18", 0, 31, "verbs",
+        "Time without an answer after which the NIC sends again: 4.096 us * 2^N, 0: for ever. With "
+        "the default and 7 retries a link may be down for about 8 s; NICs may wait up to four "
+        "times as long."),
+    integer(
+        "MARROW_VERBS_TRAFFIC_CLASS", "0", 0, 255, "verbs",
+        "Traffic class (DSCP and ECN bits) of RoCE packets of the verbs network and the gda path."),
     duration("MARROW_WAIT_TIMEOUT", "30s", 1, kDay, "device",
              "Default bound of each wait inside a kernel."),
 };

@@ -152,6 +152,8 @@ inline constexpr int kMemoryTypeDevice = 2;
   X(memory_granularity, "cuMemGetAllocationGranularity",                                           \
     (std::size_t*, const AllocationProperties*, int))                                              \
   X(memory_retain, "cuMemRetainAllocationHandle", (AllocationHandle*, void*))                      \
+  X(memory_handle_for_range, "cuMemGetHandleForAddressRange",                                      \
+    (void*, DevicePointer, std::size_t, int, unsigned long long))                                  \
   X(memory_range, "cuMemGetAddressRange_v2", (DevicePointer*, std::size_t*, DevicePointer))        \
   X(pointer_attribute, "cuPointerGetAttribute", (void*, PointerAttribute, DevicePointer))          \
   X(ipc_get, "cuIpcGetMemHandle", (IpcHandle*, DevicePointer))                                     \
@@ -172,6 +174,9 @@ inline constexpr int kMemoryTypeDevice = 2;
   X(event_query, "cuEventQuery", (EventHandle))
 
 using NvmlDevice = struct nvmlDevice_st*;
+
+/// memory_handle_for_range: a dma-buf descriptor of pages of GPU memory.
+inline constexpr int kRangeHandleDmaBuf = 1;
 
 /// NVML. Every function returns 0 on success; P2P caps index: 2 NVLink, 3 atomics, 4 prop (any).
 #define MARROW_NVML_FUNCTIONS(X)                                               \

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/mappings.hpp"
 
+#include <unistd.h>
+
 #include <mutex>
 
 #include "base/text.hpp"
@@ -205,6 +207,29 @@ bool ipc_handle_of(const void* pointer, IpcHandle& handle, std::uint64_t& offset
   }
   offset = address - begin;
   return true;
+}
+
+base::Fd dma_buf_of(void* pointer, std::uint64_t bytes, std::uint64_t& offset, std::string& why) {
+  const int owner = owner_of(pointer);
+  if (owner < 0) {
+    why = "CUDA does not know this memory as a GPU's";
+    return {};
+  }
+  const std::shared_ptr<Context> context = Context::of(owner);
+  const Current current(*context);
+  const auto page = static_cast<DevicePointer>(::sysconf(_SC_PAGESIZE));
+  const auto address = reinterpret_cast<DevicePointer>(pointer);
+  const DevicePointer begin = address / page * page;
+  const DevicePointer end = (address + bytes + page - 1) / page * page;
+  int fd = -1;
+  const Result result =
+      driver().memory_handle_for_range(&fd, begin, end - begin, kRangeHandleDmaBuf, 0);
+  if (result != Result::success) {
+    why = base::cat("cuMemGetHandleForAddressRange: ", text(result));
+    return {};
+  }
+  offset = address - begin;
+  return base::Fd(fd);
 }
 
 }  // namespace marrow::cuda

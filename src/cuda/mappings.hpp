@@ -84,4 +84,9 @@ std::byte* seen_by_gpu(const Context& context, void* host);
 /// Names memory of cudaMalloc for other processes. @return false for memory that has no such handle
 bool ipc_handle_of(const void* pointer, IpcHandle& handle, std::uint64_t& offset);
 
+/// GPU memory as a dma-buf, for a NIC's driver: the pages that hold [pointer, pointer + bytes).
+/// @param offset  of `pointer` in them
+/// @return an invalid Fd, with a sentence in `why`, for memory that cannot be exported so
+base::Fd dma_buf_of(void* pointer, std::uint64_t bytes, std::uint64_t& offset, std::string& why);
+
 }  // namespace marrow::cuda

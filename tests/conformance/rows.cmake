@@ -8,12 +8,17 @@ if(MARROW_SANITIZE STREQUAL "thread")
       --ranks 2,3 --block 1,4 --lanes 1,4 --seed 1,2 --bytes 256,15,4096 --far 0 --delay 0,20
       --index start,wrap16 --seconds 25)
   endforeach()
+  marrow_conformance_test(conformance_tsan_verbs ARGS --matrix pairwise --as threads --path proxy
+    --network verbs --ranks 2,3 --block 1,4 --lanes 1 --seed 1 --bytes 256,15,4096 --far 0 --delay 0,20
+    --seconds 12)
   return()
 elseif(MARROW_SANITIZE STREQUAL "address")
   foreach(shard RANGE 1)
     marrow_conformance_test(conformance_asan_${shard} ARGS --matrix pairwise --ranks 1,2,3 --far 0
       --shard ${shard}/2 --seconds 25)
   endforeach()
+  marrow_conformance_test(conformance_asan_verbs ARGS --matrix pairwise --path proxy --network verbs
+    --ranks 1,2,3 --far 0 --seconds 10)
   return()
 endif()
 
@@ -29,6 +34,11 @@ foreach(seed RANGE 1 2)
     marrow_conformance_test(conformance_pairs_${seed}_${shard} ARGS --matrix pairwise --matrix-seed ${seed}
       --shard ${shard}/3 --seconds 50)
   endforeach()
+endforeach()
+# The proxy path over the verbs network, whose NIC is softnic.
+foreach(as IN ITEMS threads processes)
+  marrow_conformance_test(conformance_verbs_${as} ARGS --matrix pairwise --path proxy --network verbs
+    --as ${as} --seconds 14)
 endforeach()
 # A slot used a thousand times, with random pauses and, where there are queues, small ones.
 foreach(path IN ITEMS lsa gda proxy)

@@ -47,6 +47,7 @@ TEST(CudaAbi, ValuesMatchTheHeader) {
   same(kEventDisableTiming, CU_EVENT_DISABLE_TIMING);
   same(kHostRegisterPortable, CU_MEMHOSTREGISTER_PORTABLE);
   same(kHostRegisterDeviceMap, CU_MEMHOSTREGISTER_DEVICEMAP);
+  same(kRangeHandleDmaBuf, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD);
   same(kIpcLazyEnablePeerAccess, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
   same(DeviceAttribute::multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   same(DeviceAttribute::integrated, CU_DEVICE_ATTRIBUTE_INTEGRATED);
