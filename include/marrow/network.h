@@ -44,6 +44,7 @@ enum {
 };
 
 /** What the caller lends to a network. It outlives every instance made with it. */
+struct marrow_network;
 typedef struct marrow_network_services {
   uint32_t version; /**< MARROW_NETWORK_VERSION */
   uint32_t size;    /**< sizeof(marrow_network_services) of the caller */
@@ -62,6 +63,8 @@ typedef struct marrow_network_services {
   /** Text of a parameter of this communicator, e.g. "MARROW_NIC"; NULL: there is no such. Good until this
    * thread's next call of it. */
   const char* (*parameter)(void* user, const char* name);
+  /** The registered network of that name, or NULL: for a network that wraps another. */
+  const struct marrow_network* (*find)(void* user, const char* name);
 } marrow_network_services;
 
 /** What a device of the network can do. All of it is a promise, none is probed later. */

@@ -17,8 +17,7 @@ Engine::Engine(int thread, int threads, int rank, int nranks, Board& board, cons
       view_(board.view()),
       failed_(nranks),
       down_(nranks),
-      outboxes_(nranks),
-      streams_(nranks) {}
+      outboxes_(nranks) {}
 
 marrow_network_events Engine::events() {
   return {this,
@@ -84,13 +83,7 @@ void Engine::attach(const std::shared_ptr<DeviceRings>& rings) {
   device->outstanding.resize(rings->contexts());
   device->queues.resize(static_cast<std::size_t>(rings->contexts()) * nranks_);
   devices_.push_back(std::move(device));
-  // Sequences start anew; all ranks do this before any of them uses the rings.
-  for (auto& of_peer : streams_) {
-    for (int c = 0; c < rings->contexts(); ++c) {
-      const std::size_t at = rings->number() + c;
-      if (at < of_peer.size()) of_peer[at].reset();
-    }
-  }
+  first_sequences_.try_emplace(rings->number(), static_cast<std::uint32_t>(rings->first_index()));
 }
 
 /// Acknowledges the version once nothing of the old view is in use.
@@ -111,8 +104,10 @@ void Engine::settle() {
       --device->active;
       free_.push_back(slot);
     }
+    // Its peers' memory may go after this: what is on the way has to land first.
+    clean &= all_seen(*device);
   }
-  std::erase_if(devices_, [](const auto& d) { return d->removed && d->active == 0; });
+  if (clean) std::erase_if(devices_, [](const auto& d) { return d->removed && d->active == 0; });
   for (const Operation& op : operations_) {
     if (op.active && op.network != 0 && op.region != kNoRegion && !view_->find(op.region))
       clean = false;
@@ -127,17 +122,18 @@ void Engine::drop_queued(const DeviceState& device) {
   for (Outbox& box : outboxes_) {
     const auto queued = box.operations.begin() + static_cast<std::ptrdiff_t>(box.head);
     const auto kept =
-        std::remove_if(queued, box.operations.end(), [&](const marrow_network_operation& o) {
+        std::remove_if(queued, box.operations.end(), [&](marrow_network_operation& o) {
           Operation* op = of_token(o.token);
           if (!op || op->device != &device) return false;
           --op->network;
-          return true;
+          return !skip_instead(o);
         });
     box.operations.erase(kept, box.operations.end());
   }
 }
 
 void Engine::fail_operations(int peer) {
+  forget_unseen(static_cast<std::uint32_t>(peer));
   Outbox& box = outboxes_[peer];
   for (std::size_t i = box.head; i < box.operations.size(); ++i) {
     if (Operation* op = of_token(box.operations[i].token)) --op->network;
@@ -172,6 +168,7 @@ std::uint32_t Engine::begin(DeviceState& device, int context, std::uint64_t inde
     made->peer = d.peer;
     made->completion = &device.rings->completion(context, d.peer);
     made->stream = device.rings->number() + static_cast<std::uint32_t>(context);
+    made->sending = &sending(d.peer, made->stream);
   }
   Queue& queue = *made;
   std::uint32_t slot;

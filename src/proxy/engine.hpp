@@ -9,6 +9,7 @@
 
 #include <deque>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "marrow/device/status.cuh"
@@ -47,9 +48,7 @@ class Engine {
     ProxyCompletion* completion = nullptr;
     std::deque<Entry> open;          ///< from the oldest incomplete one on
     std::uint64_t first_number = 0;  ///< number of open.front()
-    std::uint64_t adds_sent = 0;
-    std::uint64_t adds_seen = 0;  ///< of adds_sent, those a flush's answer covered
-    std::uint32_t sequence = 0;   ///< next, on networks that do not order
+    Sending* sending = nullptr;
     std::uint32_t stream = 0;
   };
   struct DeviceState {
@@ -76,7 +75,6 @@ class Engine {
     std::uint32_t result_slot = 0;
     std::uint32_t result_generation = 0;
     std::uint64_t old_value = 0;
-    std::uint64_t adds_covered = 0;
   };
   struct Outbox {
     std::vector<marrow_network_operation> operations;
@@ -121,16 +119,19 @@ class Engine {
   const Region* window_of(std::uint32_t id, std::uint64_t offset, std::uint64_t bytes);
   const Region* word_of(std::uint32_t id, std::uint64_t offset);
 
-  // engine_receive.cpp: messages
+  // engine_receive.cpp: messages and the ends of streams
   void on_message(std::uint32_t peer, const void* data, std::uint32_t bytes);
   void on_immediate(std::uint32_t peer, std::uint32_t immediate);
   void on_peer_down(std::uint32_t peer, const char* sentence);
   void report_down(std::uint32_t peer);
-  bool may_act(const Stream& stream, const Message& message) const;
   void act(std::uint32_t peer, const Message& message);
-  void act_on_waiting(std::uint32_t peer, Stream& stream);
   void answer(std::uint32_t peer, const Message& to, std::uint64_t value, Status status);
-  Stream& stream(std::uint32_t peer, std::uint32_t number);
+  Receiving& receiving(std::uint32_t peer, std::uint32_t stream);
+  Sending& sending(std::uint32_t peer, std::uint32_t stream);
+  void ask(std::uint32_t peer, std::uint32_t stream, Sending& sending);
+  bool all_seen(const DeviceState& device);
+  void forget_unseen(std::uint32_t peer);
+  bool skip_instead(marrow_network_operation& dropped);
 
   const int thread_;
   const int threads_;
@@ -149,8 +150,12 @@ class Engine {
   std::vector<std::uint32_t> free_;
   std::vector<Outbox> outboxes_;        ///< [nranks]
   std::vector<std::uint32_t> to_push_;  ///< peers whose outbox is not empty
-  std::vector<std::vector<std::unique_ptr<Stream>>>
-      streams_;  ///< [nranks][stream], made on first use
+  /// Ends of streams, made on first use and kept. [stream << 32 | peer]
+  std::unordered_map<std::uint64_t, Sending> sending_;
+  std::unordered_map<std::uint64_t, Receiving> receiving_;
+  std::unordered_map<std::uint32_t, std::uint32_t> first_sequences_;  ///< by DeviceRings::number
+  std::vector<std::pair<std::uint32_t, Sending*>>
+      full_;  ///< {peer, end}: the peer is too far behind
 };
 
 }  // namespace marrow::proxy

@@ -14,6 +14,10 @@ constexpr int kBatch = 128;  // descriptors of one ring before others get their 
 }  // namespace
 
 bool Engine::drain() {
+  if (!full_.empty()) {  // a peer is so far behind that sequences could be confused
+    std::erase_if(full_, [](const auto& end) { return end.second->unseen() < kMaxUnseen; });
+    if (!full_.empty()) return false;
+  }
   bool any = false;
   for (const auto& device : devices_) {
     if (device->removed) continue;
@@ -72,6 +76,7 @@ void Engine::execute(DeviceState& device, int context, std::uint64_t index,
     }
   }
   finish_if_done(slot);
+  if (queue.sending->unseen() >= kAskAfter) ask(d.peer, queue.stream, *queue.sending);
 }
 
 Status Engine::start(std::uint32_t slot, Queue& queue, const ProxyOperation& d) {
@@ -110,8 +115,9 @@ bool Engine::move_pieces(std::uint32_t slot, const ProxyOperation& d, std::uint3
   const Region* mine = find(d.region);
   const Region* window = window_of(d.window, d.offset, d.bytes);
   if (!mine || !window || !mine->holds(d.source_offset, d.bytes)) return false;
-  operations_[slot].region = d.region;
   const std::uint64_t piece = link_->properties().max_message;
+  if ((d.bytes - 1) / piece >= kMaxUnseen) return false;
+  operations_[slot].region = d.region;
   for (std::uint64_t done = 0; done < d.bytes; done += piece) {
     marrow_network_operation& o = enqueue(d.peer, kind, slot);
     o.local = mine->local[thread_];
@@ -126,12 +132,12 @@ bool Engine::move_pieces(std::uint32_t slot, const ProxyOperation& d, std::uint3
 
 Status Engine::start_put(std::uint32_t slot, Queue& queue, const ProxyOperation& d) {
   if (d.has_add && !word_of(d.add_window, d.add_offset)) return Status::invalid;
-  const std::uint32_t first_sequence = queue.sequence;
+  const std::uint32_t first = queue.sending->next;
   const bool sequenced = !link_->properties().ordered;
   const auto number = [&](marrow_network_operation& o) {
     if (!sequenced) return;
     o.has_immediate = 1;
-    o.immediate = make_immediate(queue.stream, queue.sequence++);
+    o.immediate = make_immediate(queue.stream, queue.sending->next++);
   };
   if (d.opcode == ProxyOpcode::put) {
     if (!move_pieces(slot, d, MARROW_NETWORK_PUT, number)) return Status::invalid;
@@ -145,7 +151,7 @@ Status Engine::start_put(std::uint32_t slot, Queue& queue, const ProxyOperation&
     std::memcpy(o.inline_data, d.value, d.bytes);
     number(o);
   }
-  return d.has_add ? start_add(slot, queue, d, first_sequence) : Status::ok;
+  return d.has_add ? start_add(slot, queue, d, first) : Status::ok;
 }
 
 Status Engine::start_add(std::uint32_t slot, Queue& queue, const ProxyOperation& d,
@@ -159,9 +165,8 @@ Status Engine::start_add(std::uint32_t slot, Queue& queue, const ProxyOperation&
   if (!link_->properties().ordered) {
     message.flags = static_cast<std::uint8_t>(kSequenced | (d.strong ? kStrong : 0));
     message.covers = covers;
-    message.sequence = queue.sequence++;
   }
-  ++queue.adds_sent;
+  message.sequence = queue.sending->next++;
   send(d.peer, message, slot);
   return Status::ok;
 }
@@ -182,6 +187,10 @@ Status Engine::start_fetch(std::uint32_t slot, Queue& queue, const ProxyOperatio
   message.operand = d.operand;
   message.compare = d.compare;
   message.token = token_of(slot);
+  if (!link_->properties().ordered) {  // weak and covers nothing: done at once, and once only
+    message.flags = kSequenced;
+    message.sequence = message.covers = queue.sending->next++;
+  }
   operations_[slot].reply = true;
   send(d.peer, message, slot);
   return Status::ok;
@@ -191,7 +200,7 @@ Status Engine::start_fetch(std::uint32_t slot, Queue& queue, const ProxyOperatio
 /// by itself that puts have landed, if it orders.
 void Engine::start_flush(std::uint32_t slot, Queue& queue) {
   const bool ordered = link_->properties().ordered != 0;
-  if (ordered && queue.adds_sent == queue.adds_seen) {
+  if (ordered && queue.sending->unseen() == 0) {
     enqueue(static_cast<std::uint32_t>(queue.peer), MARROW_NETWORK_FLUSH, slot);
     return;
   }
@@ -201,10 +210,11 @@ void Engine::start_flush(std::uint32_t slot, Queue& queue) {
   message.token = token_of(slot);
   if (!ordered) {
     message.flags = kSequenced | kStrong;
-    message.sequence = queue.sequence++;
+    message.sequence = queue.sending->next++;
+  } else {
+    message.sequence = queue.sending->next;
   }
   operations_[slot].reply = true;
-  operations_[slot].adds_covered = queue.adds_sent;
   send(static_cast<std::uint32_t>(queue.peer), message, slot);
 }
 

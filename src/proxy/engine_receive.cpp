@@ -7,11 +7,97 @@
 
 namespace marrow::proxy {
 
-Stream& Engine::stream(std::uint32_t peer, std::uint32_t number) {
-  auto& of_peer = streams_[peer];
-  if (of_peer.empty()) of_peer.resize(kStreams);
-  if (!of_peer[number]) of_peer[number] = std::make_unique<Stream>();
-  return *of_peer[number];
+namespace {
+
+constexpr std::uint64_t key_of(std::uint32_t peer, std::uint32_t stream) {
+  return std::uint64_t{stream} << 32 | peer;
+}
+
+/// Device communicators are numbered in steps of their contexts' streams.
+std::uint32_t first_of(const std::unordered_map<std::uint32_t, std::uint32_t>& firsts,
+                       std::uint32_t stream) {
+  const auto found = firsts.find(stream / kDeviceStreams * kDeviceStreams);
+  return found == firsts.end() ? 0 : found->second;
+}
+
+}  // namespace
+
+Receiving& Engine::receiving(std::uint32_t peer, std::uint32_t stream) {
+  stream %= kStreams;
+  const auto found = receiving_.find(key_of(peer, stream));
+  if (found != receiving_.end()) return found->second;
+  return receiving_.try_emplace(key_of(peer, stream), first_of(first_sequences_, stream))
+      .first->second;
+}
+
+Sending& Engine::sending(std::uint32_t peer, std::uint32_t stream) {
+  const auto found = sending_.find(key_of(peer, stream));
+  if (found != sending_.end()) return found->second;
+  const std::uint32_t first = first_of(first_sequences_, stream);
+  return sending_.try_emplace(key_of(peer, stream), Sending{.next = first, .seen = first})
+      .first->second;
+}
+
+/// Asks the peer, once at a time, what it has acted upon.
+void Engine::ask(std::uint32_t peer, std::uint32_t stream, Sending& sending) {
+  if (failed_[peer]) return;
+  if (sending.unseen() >= kMaxUnseen) full_.emplace_back(peer, &sending);
+  if (sending.asking) return;
+  sending.asking = true;
+  Message message{};
+  message.kind = MessageKind::flush;
+  message.stream = static_cast<std::uint16_t>(stream);
+  message.sequence = sending.next;
+  if (!link_->properties().ordered) {
+    message.flags = kSequenced | kStrong;
+    ++sending.next;
+  }
+  send(peer, message, kNoRegion);
+}
+
+/// Whether the peers have acted upon all that this device communicator sent; asks those that have not.
+bool Engine::all_seen(const DeviceState& device) {
+  bool all = true;
+  for (const auto& queue : device.queues) {
+    if (!queue || queue->sending->unseen() == 0 || failed_[queue->peer]) continue;
+    all = false;
+    ask(static_cast<std::uint32_t>(queue->peer), queue->stream, *queue->sending);
+  }
+  return all;
+}
+
+void Engine::forget_unseen(std::uint32_t peer) {
+  for (auto& [key, sending] : sending_) {
+    if (static_cast<std::uint32_t>(key) != peer) continue;
+    sending.seen = sending.next;
+    sending.asking = false;
+  }
+}
+
+/// An operation that will not be posted: if the peer waits for its sequence, it becomes a message that
+/// says so. @return whether it did
+bool Engine::skip_instead(marrow_network_operation& dropped) {
+  Message message{};
+  if (dropped.has_immediate) {
+    const std::uint32_t next = sending(dropped.peer, stream_of(dropped.immediate)).next;
+    message.stream = static_cast<std::uint16_t>(stream_of(dropped.immediate));
+    message.sequence = next - ((next - dropped.immediate) & kSequenceMask);
+  } else if (dropped.kind == MARROW_NETWORK_MESSAGE) {
+    std::memcpy(&message, dropped.inline_data, sizeof(message));
+    if (!(message.flags & kSequenced)) return false;
+  } else {
+    return false;
+  }
+  message.kind = MessageKind::skip;
+  message.flags = kSequenced;
+  message.covers = message.sequence;
+  const std::uint32_t peer = dropped.peer;
+  dropped = {};
+  dropped.kind = MARROW_NETWORK_MESSAGE;
+  dropped.peer = peer;
+  dropped.bytes = sizeof(message);
+  std::memcpy(dropped.inline_data, &message, sizeof(message));
+  return true;
 }
 
 void Engine::on_message(std::uint32_t peer, const void* data, std::uint32_t bytes) {
@@ -27,35 +113,13 @@ void Engine::on_message(std::uint32_t peer, const void* data, std::uint32_t byte
     act(peer, message);
     return;
   }
-  Stream& from = stream(peer, message.stream % kStreams);
-  from.waiting.push_back(message);
-  act_on_waiting(peer, from);
+  receiving(peer, message.stream).message(message, [&](const Message& due) { act(peer, due); });
 }
 
 void Engine::on_immediate(std::uint32_t peer, std::uint32_t immediate) {
-  Stream& from = stream(peer, stream_of(immediate));
-  if (!from.arrivals.add(from.arrivals.expand(immediate))) return;  // delivered twice
-  if (!from.waiting.empty()) act_on_waiting(peer, from);
-}
-
-bool Engine::may_act(const Stream& stream, const Message& message) const {
-  const Arrivals& arrivals = stream.arrivals;
-  if (message.flags & kStrong)
-    return static_cast<std::int32_t>(message.sequence - arrivals.next()) <= 0;
-  return arrivals.has_all(message.covers, message.sequence);
-}
-
-void Engine::act_on_waiting(std::uint32_t peer, Stream& stream) {
-  for (std::size_t i = 0; i < stream.waiting.size();) {
-    const Message message = stream.waiting[i];
-    if (!may_act(stream, message)) {
-      ++i;
-      continue;
-    }
-    stream.waiting.erase(stream.waiting.begin() + static_cast<std::ptrdiff_t>(i));
-    if (stream.arrivals.add(message.sequence)) act(peer, message);
-    i = 0;  // it may be what an earlier one waited for
-  }
+  receiving(peer, stream_of(immediate)).immediate(immediate, [&](const Message& due) {
+    act(peer, due);
+  });
 }
 
 void Engine::act(std::uint32_t peer, const Message& message) {
@@ -87,7 +151,15 @@ void Engine::act(std::uint32_t peer, const Message& message) {
       return;
     }
     case MessageKind::flush: answer(peer, message, 0, Status::ok); return;
+    case MessageKind::skip: return;
     case MessageKind::reply: {
+      if (message.flags & kAcknowledges) {
+        const auto found = sending_.find(key_of(peer, message.stream));
+        if (found != sending_.end()) {
+          found->second.saw(message.covers);
+          if (message.token == 0) found->second.asking = false;
+        }
+      }
       Operation* op = of_token(message.token);
       if (!op || !op->reply || op->queue->peer != static_cast<int>(peer))
         return;  // its user is gone
@@ -96,9 +168,6 @@ void Engine::act(std::uint32_t peer, const Message& message) {
       op->status = worse(op->status, message.compare <= static_cast<std::uint64_t>(Status::invalid)
                                          ? static_cast<Status>(message.compare)
                                          : Status::invalid);
-      if (op->opcode == ProxyOpcode::flush_remote && op->status == Status::ok) {
-        op->queue->adds_seen = std::max(op->queue->adds_seen, op->adds_covered);
-      }
       finish_if_done(static_cast<std::uint32_t>(message.token));
       return;
     }
@@ -116,6 +185,10 @@ void Engine::answer(std::uint32_t peer, const Message& to, std::uint64_t value, 
   message.token = to.token;
   message.operand = value;
   message.compare = static_cast<std::uint64_t>(status);
+  if (to.kind == MessageKind::flush) {
+    message.flags = kAcknowledges;
+    message.covers = to.sequence + (to.flags & kSequenced ? 1 : 0);
+  }
   send(peer, message, kNoRegion);
 }
 

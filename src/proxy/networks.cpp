@@ -122,6 +122,13 @@ const char* parameter(void* user, const char* name) {
   }
 }
 
+const marrow_network* find(void*, const char* name) {
+  for (const marrow_network* network : registered_networks()) {
+    if (std::strcmp(network->name, name) == 0) return network;
+  }
+  return nullptr;
+}
+
 Code to_code(int result) {
   switch (result) {
     case MARROW_NETWORK_INVALID: return Code::invalid_argument;
@@ -167,6 +174,7 @@ Link::Link(const Candidate& candidate, std::unique_ptr<CopyEngine> engine,
   services_.user = this;
   services_.log = log_line;
   services_.parameter = parameter;
+  services_.find = find;
   if (engine_) {
     services_.copy = copy;
     services_.copy_test = copy_test;

@@ -16,7 +16,6 @@ namespace {
 
 // A progress thread passes its loop every sleep at least; this bounds one that does not.
 constexpr std::chrono::milliseconds kSettleTimeout{5000};
-constexpr std::uint32_t kDeviceStreams = 64;  // contexts of one device communicator at most
 
 using Blob = std::vector<std::byte>;
 
