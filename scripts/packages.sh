@@ -67,6 +67,7 @@ install_command() {
         clang-format | clang-tidy) names+=(clang-tools-extra) ;;
         libclang-rt-dev) names+=(compiler-rt) ;;
         libibverbs-dev) names+=(rdma-core-devel) ;;
+        libfabric-dev) names+=(libfabric-devel) ;;
         ibverbs-utils) names+=(libibverbs-utils) ;;
         *) names+=("$name") ;;
       esac

@@ -48,6 +48,14 @@ endforeach()
 # The proxy path over a network that keeps no order: processes and threads.
 marrow_conformance_test(conformance_unordered ARGS --matrix pairwise --path proxy --network ${unordered}&seed=5
   --seconds 25)
+# libfabric's two providers that every machine has; and shm as if its completions carried 4 bytes, as EFA's do.
+if(MARROW_HAVE_LIBFABRIC)
+  marrow_conformance_test(conformance_libfabric_tcp ARGS --matrix pairwise --path proxy --network libfabric --seconds 15)
+  marrow_conformance_test(conformance_libfabric_shm ARGS --matrix pairwise --matrix-seed 2 --path proxy
+    --network libfabric?prov=shm --seconds 10)
+  marrow_conformance_test(conformance_libfabric_4_bytes ARGS --matrix pairwise --matrix-seed 3 --path proxy
+    --network libfabric?prov=shm&cq_data=4 --seconds 5)
+endif()
 # A slot used a thousand times, with random pauses and, where there are queues, small ones.
 foreach(path IN ITEMS lsa gda proxy)
   foreach(case IN ITEMS put_signal flush_reuse packets)

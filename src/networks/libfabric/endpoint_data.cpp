@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the progress thread does: start operations, take completions, apply packets.
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/text.hpp"
+#include "marrow/error.hpp"
+#include "networks/libfabric/endpoint.hpp"
+#include "networks/libfabric/table.hpp"
+
+namespace marrow::networks::libfabric {
+namespace {
+
+using base::cat;
+
+const Region& local(const marrow_network_operation& o) {
+  return *static_cast<const Region*>(o.local);
+}
+const Remote& remote(const marrow_network_operation& o) {
+  return *static_cast<const Remote*>(o.remote);
+}
+
+/// Aligned 8-byte words whole and released, since a kernel may poll one; the rest byte by byte.
+void store_released(std::byte* to, const std::uint8_t* from, std::size_t bytes) {
+  std::size_t done = 0;
+  if ((reinterpret_cast<std::uintptr_t>(to) & 7) == 0) {
+    for (; done + 8 <= bytes; done += 8) {
+      std::uint64_t word;
+      std::memcpy(&word, from + done, 8);
+      std::atomic_ref(*reinterpret_cast<std::uint64_t*>(to + done))
+          .store(word, std::memory_order_release);
+    }
+  }
+  for (; done < bytes; ++done) {
+    std::atomic_ref(*reinterpret_cast<std::uint8_t*>(to + done))
+        .store(from[done], std::memory_order_release);
+  }
+}
+
+/// Whether the failure is of the way to the peer, and not of this operation.
+bool is_of_the_connection(int error) {
+  return error != FI_EACCES && error != FI_EPERM && error != FI_EINVAL && error != FI_EMSGSIZE &&
+         error != FI_ETRUNC && error != FI_ENOKEY && error != FI_EKEYREJECTED &&
+         error != FI_EOPNOTSUPP && error != FI_ENOSYS;
+}
+
+}  // namespace
+
+Endpoint::Request& Endpoint::take_request(const marrow_network_operation& o) {
+  if (free_requests_.empty()) {
+    requests_.emplace_back().kind = Context::Kind::operation;
+    free_requests_.push_back(&requests_.back());
+  }
+  Request& request = *free_requests_.back();
+  free_requests_.pop_back();
+  request.token = o.token;
+  request.peer = o.peer;
+  request.active = true;
+  request.dropped = false;
+  return request;
+}
+
+void Endpoint::give_back(Request& request) {
+  request.active = false;
+  if (request.kind == Context::Kind::send) {
+    free_sends_.push_back(static_cast<Slot*>(&request));
+  } else {
+    free_requests_.push_back(&request);
+  }
+}
+
+void Endpoint::complete(std::uint64_t token, std::uint32_t peer, int status) {
+  completions_.push_back({token, 0, status, peer});
+}
+
+// --- posting ----------------------------------------------------------------------------------
+
+/// @return 0, -FI_EAGAIN: later, or what is wrong
+std::int64_t Endpoint::write(const marrow_network_operation& o) {
+  Request& request = take_request(o);
+  const std::uint64_t data =
+      carries_rank_ ? std::uint64_t{rank_} << 32 | o.immediate : std::uint64_t{o.immediate};
+  std::byte* from = local(o).data + o.local_offset;
+  const std::uint64_t to = remote(o).base + o.remote_offset;
+  void* desc = descriptor(local(o));
+  void* context = static_cast<Context*>(&request);
+  const std::int64_t result =
+      o.has_immediate
+          ? ep_->rma->writedata(ep_.get(), from, o.bytes, desc, data, o.peer, to, remote(o).key,
+                                context)
+          : ep_->rma->write(ep_.get(), from, o.bytes, desc, o.peer, to, remote(o).key, context);
+  if (result != 0) give_back(request);
+  return result;
+}
+
+std::int64_t Endpoint::read(const marrow_network_operation& o) {
+  Request& request = take_request(o);
+  const std::int64_t result = ep_->rma->read(
+      ep_.get(), local(o).data + o.local_offset, o.bytes, descriptor(local(o)), o.peer,
+      remote(o).base + o.remote_offset, remote(o).key, static_cast<Context*>(&request));
+  if (result != 0) give_back(request);
+  return result;
+}
+
+std::int64_t Endpoint::send(const marrow_network_operation& o) {
+  Packet packet;
+  packet.kind = o.kind == MARROW_NETWORK_MESSAGE ? PacketKind::message : PacketKind::value;
+  packet.has_immediate = o.has_immediate ? 1 : 0;
+  packet.bytes = static_cast<std::uint16_t>(o.bytes);
+  packet.source = rank_;
+  std::size_t bytes = Packet::kHeader + o.bytes;
+  if (packet.kind == PacketKind::message) {
+    std::memcpy(packet.content.message, o.inline_data, o.bytes);
+  } else {
+    packet.content.value.region = remote(o).id;
+    packet.content.value.immediate = o.immediate;
+    packet.content.value.offset = o.remote_offset;
+    std::memcpy(packet.content.value.data, o.inline_data, o.bytes);
+    bytes += Packet::kValueHeader;
+  }
+  if (bytes <= info_->tx_attr->inject_size) {
+    const std::int64_t result = ep_->msg->inject(ep_.get(), &packet, bytes, o.peer);
+    if (result == 0) complete(o.token, o.peer, MARROW_NETWORK_OK);
+    return result;
+  }
+  if (free_sends_.empty()) return -FI_EAGAIN;
+  Slot& slot = *free_sends_.back();
+  std::memcpy(static_cast<void*>(slot.packet), &packet, bytes);
+  void* desc = packets_mr_ ? packets_mr_->mem_desc : nullptr;
+  const std::int64_t result =
+      ep_->msg->send(ep_.get(), slot.packet, bytes, desc, o.peer, static_cast<Context*>(&slot));
+  if (result != 0) return result;
+  free_sends_.pop_back();
+  slot.token = o.token;
+  slot.peer = o.peer;
+  slot.active = true;
+  slot.dropped = false;
+  return 0;
+}
+
+/// To ourselves: no provider need be asked whether it can.
+void Endpoint::run_own(const marrow_network_operation& o) {
+  switch (o.kind) {
+    case MARROW_NETWORK_PUT:
+      std::memcpy(remote(o).own + o.remote_offset, local(o).data + o.local_offset, o.bytes);
+      break;
+    case MARROW_NETWORK_PUT_VALUE:
+      store_released(remote(o).own + o.remote_offset, o.inline_data, o.bytes);
+      break;
+    case MARROW_NETWORK_GET:
+      std::memcpy(local(o).data + o.local_offset, remote(o).own + o.remote_offset, o.bytes);
+      break;
+    default: break;
+  }
+  // Callbacks belong into progress().
+  if (o.kind == MARROW_NETWORK_MESSAGE || o.has_immediate) own_.push_back(o);
+  complete(o.token, o.peer, MARROW_NETWORK_OK);
+}
+
+std::int64_t Endpoint::start(const marrow_network_operation& o) {
+  const bool device = o.local && local(o).device;
+  if (o.peer == rank_ && !device) {
+    run_own(o);
+    return 0;
+  }
+  switch (o.kind) {
+    case MARROW_NETWORK_PUT: return write(o);
+    case MARROW_NETWORK_GET: return read(o);
+    case MARROW_NETWORK_PUT_VALUE:
+    case MARROW_NETWORK_MESSAGE: return send(o);
+    default: complete(o.token, o.peer, MARROW_NETWORK_UNSUPPORTED); return 0;
+  }
+}
+
+std::uint32_t Endpoint::post(const marrow_network_operation* operations, std::uint32_t n) {
+  for (std::uint32_t i = 0; i < n; ++i) {
+    const marrow_network_operation& o = operations[i];
+    Peer& peer = *peers_[o.peer];
+    if (peer.gone.load(std::memory_order_acquire)) {
+      complete(o.token, o.peer, MARROW_NETWORK_PEER_FAILED);
+      continue;
+    }
+    const std::int64_t result = start(o);
+    if (result == 0) {
+      peer.trying = {};
+      continue;
+    }
+    if (result == -FI_EAGAIN) return i;
+    const int error = static_cast<int>(-result);
+    if (is_of_the_connection(error)) {
+      if (still_trying(o.peer, error)) return i;
+      complete(o.token, o.peer, MARROW_NETWORK_PEER_FAILED);
+      continue;
+    }
+    services_.log(services_.user, 2,
+                  cat("an operation of ", o.bytes, " bytes to rank ", o.peer, " at ", peer.where,
+                      " was refused: ", text(error))
+                      .c_str());
+    complete(o.token, o.peer, MARROW_NETWORK_ERROR);
+  }
+  return n;
+}
+
+/// A way that is closed may open again: a link that is down for seconds, a peer that starts slowly.
+bool Endpoint::still_trying(std::uint32_t rank, std::int64_t error) {
+  Peer& peer = *peers_[rank];
+  const auto now = Clock::now();
+  if (peer.trying == Clock::time_point{}) peer.trying = now;
+  if (now - peer.trying < patience_) return true;
+  peer_down(rank, cat("rank ", rank, " at ", peer.where, " could not be reached for ",
+                      patience_.count() / 1000, " s: ", text(error)));
+  return false;
+}
+
+void Endpoint::peer_down(std::uint32_t rank, const std::string& why) {
+  Peer& peer = *peers_[rank];
+  const bool known = peer.gone.exchange(true, std::memory_order_acq_rel);
+  aborted_.store(true, std::memory_order_release);
+  if (known || peer.down) return;
+  peer.down = true;
+  events_.peer_down(events_.user, rank, why.c_str());
+}
+
+// --- completions ------------------------------------------------------------------------------
+
+/// Operations of peers that are gone complete now; the provider may finish them whenever it likes.
+std::uint32_t Endpoint::take_aborted() {
+  if (!aborted_.exchange(false, std::memory_order_acq_rel)) return 0;
+  std::uint32_t any = 0;
+  const auto drop = [&](Request& request) {
+    if (!request.active || request.dropped) return;
+    if (!peers_[request.peer]->gone.load(std::memory_order_acquire)) return;
+    request.dropped = true;
+    complete(request.token, request.peer, MARROW_NETWORK_PEER_FAILED);
+    ++any;
+  };
+  for (Request& request : requests_) drop(request);
+  for (Slot& slot : sends_) drop(slot);
+  return any;
+}
+
+bool Endpoint::store_value(std::uint32_t source, const Packet& packet) {
+  const auto& value = packet.content.value;
+  std::lock_guard lock(mutex_);  // the region stays while we write to it
+  const auto found = regions_.find(value.region);
+  if (found == regions_.end()) return false;
+  const Region& region = *found->second;
+  if (value.offset > region.bytes || packet.bytes > region.bytes - value.offset || region.device) {
+    services_.log(services_.user, 2,
+                  cat("rank ", source, " put ", packet.bytes, " bytes to offset ", value.offset,
+                      " of a region of ", region.bytes, ": refused")
+                      .c_str());
+    return false;
+  }
+  store_released(region.data + value.offset, value.data, packet.bytes);
+  return true;
+}
+
+std::uint32_t Endpoint::take_packet(const Packet& packet, std::size_t bytes) {
+  const std::uint32_t source = packet.source;
+  if (bytes < Packet::kHeader || source >= nranks_) return 0;
+  if (packet.kind == PacketKind::message) {
+    if (packet.bytes > MARROW_NETWORK_MAX_MESSAGE || bytes != Packet::kHeader + packet.bytes)
+      return 0;
+    events_.message(events_.user, source, packet.content.message, packet.bytes);
+    return 1;
+  }
+  if (packet.bytes > MARROW_NETWORK_MAX_INLINE ||
+      bytes != Packet::kHeader + Packet::kValueHeader + packet.bytes)
+    return 0;
+  // A region that was closed meanwhile: its sequence counts all the same.
+  store_value(source, packet);
+  if (packet.has_immediate) events_.immediate(events_.user, source, packet.content.value.immediate);
+  return 1;
+}
+
+std::uint32_t Endpoint::take(const fi_cq_data_entry& entry, fi_addr_t from) {
+  auto* context = static_cast<Context*>(entry.op_context);
+  if ((entry.flags & FI_REMOTE_WRITE) ||
+      (entry.flags & (FI_RMA | FI_REMOTE_CQ_DATA)) == (FI_RMA | FI_REMOTE_CQ_DATA)) {
+    const std::uint64_t source = carries_rank_ ? entry.data >> 32 : from;
+    if (source < nranks_) {
+      events_.immediate(events_.user, static_cast<std::uint32_t>(source),
+                        static_cast<std::uint32_t>(entry.data));
+    }
+    // Some providers spend a posted receive on it.
+    if (info_->mode & FI_RX_CQ_DATA && context) post_receive(*static_cast<Slot*>(context));
+    return 1;
+  }
+  if (!context) return 0;
+  if (context->kind == Context::Kind::receive) {
+    Slot& slot = *static_cast<Slot*>(context);
+    const std::uint32_t called = take_packet(*slot.packet, entry.len);
+    post_receive(slot);
+    return called;
+  }
+  Request& request = *static_cast<Request*>(context);
+  if (!request.dropped) complete(request.token, request.peer, MARROW_NETWORK_OK);
+  give_back(request);
+  return 1;
+}
+
+void Endpoint::fail(Request& request, int error) {
+  const std::uint32_t rank = request.peer;
+  const bool connection = is_of_the_connection(error);
+  if (!request.dropped)
+    complete(request.token, rank, connection ? MARROW_NETWORK_PEER_FAILED : MARROW_NETWORK_ERROR);
+  give_back(request);
+  if (connection) {
+    peer_down(rank, cat("the connection to rank ", rank, " at ", peers_[rank]->where,
+                        " broke: ", text(error)));
+  } else {
+    services_.log(
+        services_.user, 2,
+        cat("rank ", rank, " at ", peers_[rank]->where, " refused an operation: ", text(error))
+            .c_str());
+  }
+}
+
+void Endpoint::take_error() {
+  fi_cq_err_entry entry{};
+  if (cq_->ops->readerr(cq_.get(), &entry, 0) < 0) return;
+  auto* context = static_cast<Context*>(entry.op_context);
+  if (!context) return;
+  if (context->kind == Context::Kind::receive) {
+    if (entry.err != FI_ECANCELED) post_receive(*static_cast<Slot*>(context));
+    return;
+  }
+  fail(*static_cast<Request*>(context), entry.err);
+}
+
+std::uint32_t Endpoint::progress() {
+  std::uint32_t called = take_aborted();
+  for (std::size_t n = own_.size(); n != 0; --n) {
+    const marrow_network_operation o = own_.front();
+    own_.pop_front();
+    if (o.kind == MARROW_NETWORK_MESSAGE) {
+      events_.message(events_.user, rank_, o.inline_data, static_cast<std::uint32_t>(o.bytes));
+    } else {
+      events_.immediate(events_.user, rank_, o.immediate);
+    }
+    ++called;
+  }
+  fi_cq_data_entry entries[32];
+  fi_addr_t sources[32];
+  // Bounded, so that one busy sender does not keep our own operations waiting.
+  for (int round = 0; round < 8; ++round) {
+    const std::int64_t n =
+        carries_rank_ ? cq_->ops->read(cq_.get(), entries, std::size(entries))
+                      : cq_->ops->readfrom(cq_.get(), entries, std::size(entries), sources);
+    if (n == -FI_EAVAIL) {
+      take_error();
+      ++called;
+      continue;
+    }
+    if (n == -FI_EAGAIN || n == 0) break;
+    check(n, "reading completions");
+    for (std::int64_t i = 0; i < n; ++i) called += take(entries[i], carries_rank_ ? 0 : sources[i]);
+    if (n < static_cast<std::int64_t>(std::size(entries))) break;
+  }
+  return called;
+}
+
+std::uint32_t Endpoint::test(marrow_network_completion* completions, std::uint32_t n) {
+  std::uint32_t count = 0;
+  for (; count < n && !completions_.empty(); ++count) {
+    completions[count] = completions_.front();
+    completions_.pop_front();
+  }
+  return count;
+}
+
+}  // namespace marrow::networks::libfabric
