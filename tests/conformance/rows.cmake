@@ -47,12 +47,12 @@ foreach(as IN ITEMS threads processes)
 endforeach()
 # The proxy path over a network that keeps no order: processes and threads.
 marrow_conformance_test(conformance_unordered ARGS --matrix pairwise --path proxy --network ${unordered}&seed=5
-  --seconds 25)
+  --seconds 12)
 # libfabric's two providers that every machine has; and shm as if its completions carried 4 bytes, as EFA's do.
 if(MARROW_HAVE_LIBFABRIC)
-  marrow_conformance_test(conformance_libfabric_tcp ARGS --matrix pairwise --path proxy --network libfabric --seconds 15)
+  marrow_conformance_test(conformance_libfabric_tcp ARGS --matrix pairwise --path proxy --network libfabric --seconds 12)
   marrow_conformance_test(conformance_libfabric_shm ARGS --matrix pairwise --matrix-seed 2 --path proxy
-    --network libfabric?prov=shm --seconds 10)
+    --network libfabric?prov=shm --seconds 8)
   marrow_conformance_test(conformance_libfabric_4_bytes ARGS --matrix pairwise --matrix-seed 3 --path proxy
     --network libfabric?prov=shm&cq_data=4 --seconds 5)
 endif()
