@@ -71,7 +71,8 @@ enum class CombineMode : std::uint8_t {
   /// were ignored are left out), from sum = 0, and rounds once to bf16: bitwise the same on every run and path.
   exact,
   /// Each rank adds up its experts' rows of the token as above, rounds that to bf16, and one row per (token, rank) travels;
-  /// the owner adds those in float in order of the rank. Error against exact: at most (1 + number of ranks) * 2^-9 * sum |weight_k * row_k|.
+  /// the owner adds those in float in order of the rank and rounds once more: off the sum of exact before its rounding by at
+  /// most 1.01 * 2^-7 * sum |weight_k * row_k|.
   fast,
 };
 

@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+// Combine: experts' rows go back to the tokens' owners. All blocks send first and receive then. exact: every row travels, to a place of its own
+// [token, k] at the owner, which adds in order of k. fast: a rank adds up its rows of a token while it reads them, and one
+// row travels, to [token, ordinal of the rank]. No cell sent ends in an all-ones word: a sum is no such NaN, and a
+// caller's 0xffffffff is sent as 0x7fff7fff (NaNs, but of the other sign).
+#pragma once
+
+#include "ep/kernels/common.cuh"
+
+namespace marrow::ep {
+#if defined(__CUDACC__)
+inline namespace gpu_device {
+#else
+inline namespace cpu_device {
+#endif
+
+/// What one worker sends of one quad: where from, where to.
+struct Outgoing {
+  std::byte* to;         ///< the row at its owner; null: nobody
+  const std::byte* row;  ///< raw rows; null: zeros
+  int slot;
+};
+
+/// Destination of row `number` (of pairs or entries), in column `column` of its token.
+MARROW_DEVICE std::byte* row_target(const Run& r, std::int64_t number, int slot, int column) {
+  const Shape& s = r.s;
+  const int source = slot / s.tokens;
+  if (r.is_failed(source)) return nullptr;
+  if (s.is_far(source)) {
+    return r.local + s.stage_combine +
+           (static_cast<std::uint64_t>(r.set) * s.ranks * s.tokens * s.per_token +
+            static_cast<std::uint64_t>(number)) *
+               s.combine_stride;
+  }
+  return r.peer(source) + s.combine_at(r.set, slot - source * s.tokens, column);
+}
+
+MARROW_DEVICE const Record* record_of(const Run& r, int slot) {
+  return reinterpret_cast<const Record*>(r.local + r.handle + r.s.records +
+                                         static_cast<std::uint64_t>(slot) * r.s.record_stride);
+}
+MARROW_DEVICE const std::int32_t* rows_of(const Record* record) {
+  return reinterpret_cast<const std::int32_t*>(record + 1);
+}
+
+/// The row that pair or entry `number` stands for.
+template <bool kSum>
+MARROW_DEVICE Outgoing outgoing(const Run& r, const CombineArgs& a, std::int64_t number) {
+  const Shape& s = r.s;
+  Outgoing out{};
+  std::int64_t row;
+  int column;
+  if (kSum || s.rank_major) {
+    out.slot = static_cast<int>(r.table<std::uint32_t>(s.list)[number]);
+    const Record* record = record_of(r, out.slot);
+    column = record->ordinal;
+    row = kSum ? -1 : rows_of(record)[0];
+  } else {
+    const Pair pair = r.table<Pair>(s.pairs)[number];
+    out.slot = pair.slot;
+    column = pair.k;
+    row = pair.row;
+    if (row <= -2) row = rows_of(record_of(r, pair.slot))[-2 - row];
+  }
+  out.to = row_target(r, number, out.slot, column);
+  out.row = row < 0 ? nullptr : a.rows + static_cast<std::uint64_t>(row) * s.combine_stride;
+  return out;
+}
+
+/// One cell of the sum of a record's rows.
+MARROW_DEVICE Words16 sum_cell(const Run& r, const CombineArgs& a, int slot, int index) {
+  const Shape& s = r.s;
+  const Record* record = record_of(r, slot);
+  const std::int32_t* rows = rows_of(record);
+  const auto* weights = reinterpret_cast<const float*>(rows + s.top_k);
+  float sum[8] = {};
+  const int count = record->count;
+#if defined(__CUDACC__)
+#pragma unroll 4
+#endif
+  for (int n = 0; n < count; ++n) {
+    const std::int32_t row = rows[n];
+    if (row < 0) continue;
+    const float weight = a.weighted ? weights[n] : 1.0f;
+    const Words16 v = load_words(a.rows + static_cast<std::uint64_t>(row) * s.combine_stride +
+                                 static_cast<std::uint64_t>(index) * 16);
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int i = 0; i < 4; ++i) {
+      sum[i * 2] = fmaf(weight, bf16_low(v.word[i]), sum[i * 2]);
+      sum[i * 2 + 1] = fmaf(weight, bf16_high(v.word[i]), sum[i * 2 + 1]);
+    }
+  }
+  return {{to_bf16_pair(sum[0], sum[1]), to_bf16_pair(sum[2], sum[3]), to_bf16_pair(sum[4], sum[5]),
+           to_bf16_pair(sum[6], sum[7])}};
+}
+
+template <bool kSum>
+MARROW_DEVICE void send_combine(const Run& r, const CombineArgs& a) {
+  constexpr int kAtOnce = kOnGpu && !kSum ? 4 : 1;
+  const Shape& s = r.s;
+  const int lane = thread_index() % kQuadLanes;
+  const auto worker = static_cast<std::int64_t>(block_index()) * (block_size() / kQuadLanes) +
+                      thread_index() / kQuadLanes;
+  const auto workers = static_cast<std::int64_t>(grid_size()) * (block_size() / kQuadLanes);
+  const auto* head = r.table<HandleHead>(0);
+  const std::int64_t numbers = kSum || s.rank_major ? head->entries : head->pairs;
+  const std::int64_t items = numbers * s.combine_quads;
+  if (block_index() == 0) {
+    for (int i = thread_index(); i < s.ranks; i += block_size()) {
+      const int peer = (s.rank + 1 + i) % s.ranks;
+      if (!s.is_far(peer) && !r.is_failed(peer))
+        store_cell(r.peer(peer) + s.hello_at(r.set, s.rank), epoch_cell(0, 0, 0, r.epoch));
+    }
+  }
+  for (std::int64_t item0 = worker; item0 < items; item0 += workers * kAtOnce) {
+    std::byte* to[kAtOnce];
+    Words16 v[kAtOnce][kCellsPerLane];
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int u = 0; u < kAtOnce; ++u) {
+      const std::int64_t item = item0 + u * workers;
+      to[u] = nullptr;
+      if (item >= items) continue;
+      const std::int64_t number = item / s.combine_quads;
+      const int quad = static_cast<int>(item - number * s.combine_quads);
+      const Outgoing out = outgoing<kSum>(r, a, number);
+      if (!out.to) continue;
+      to[u] = out.to + static_cast<std::uint64_t>(quad) * kQuadCells * 16;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int c = 0; c < kCellsPerLane; ++c) {
+        const int index = quad * kQuadCells + c * kQuadLanes + lane;
+        v[u][c] = {};
+        if (index >= s.combine_cells) continue;
+        if constexpr (kSum) {
+          v[u][c] = sum_cell(r, a, out.slot, index);
+        } else if (out.row) {
+          v[u][c] = load_words(out.row + static_cast<std::uint64_t>(index) * 16);
+        }
+      }
+    }
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int u = 0; u < kAtOnce; ++u) {
+      if (!to[u]) continue;
+      const std::int64_t item = item0 + u * workers;
+      const int quad = static_cast<int>(item % s.combine_quads);
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int c = 0; c < kCellsPerLane; ++c) {
+        const int in_quad = c * kQuadLanes + lane;
+        if (quad * kQuadCells + in_quad >= s.combine_cells) continue;
+        if constexpr (!kSum) {
+          if (v[u][c].word[3] == kSentinel) v[u][c].word[3] = 0x7fff7fffu;
+        }
+        store_cell(to[u] + in_quad * 16, cell_of(v[u][c]));
+      }
+    }
+  }
+}
+
+/// Adds up to kColumns columns of one quad, in their order.
+struct Columns {
+  static constexpr int kMost = 8;
+  int column[kMost];
+  int source[kMost];
+  float weight[kMost];
+  int count = 0;
+};
+
+MARROW_DEVICE void add_columns(const Run& r, const Columns& columns, std::byte* token_base,
+                               int quad, int lane, float (&sum)[kCellsPerLane][8]) {
+  const Shape& s = r.s;
+  Cell16 cell[Columns::kMost][kCellsPerLane];
+  std::uint32_t missing = (1u << columns.count) - 1;
+  const auto turn = [&] {
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int n = 0; n < Columns::kMost; ++n) {
+      if (!(missing >> n & 1)) continue;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int c = 0; c < kCellsPerLane; ++c) {
+        const int index = quad * kQuadCells + c * kQuadLanes + lane;
+        if (index < s.combine_cells)
+          cell[n][c] = load_cell(token_base + columns.column[n] * s.combine_stride +
+                                 static_cast<std::uint64_t>(index) * 16);
+      }
+    }
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int n = 0; n < Columns::kMost; ++n) {
+      if (!(missing >> n & 1)) continue;
+      bool here = true;
+      for (int c = 0; c < kCellsPerLane; ++c) {
+        const int index = quad * kQuadCells + c * kQuadLanes + lane;
+        if (index < s.combine_cells) here &= mark_of(cell[n][c]) != kSentinel;
+      }
+      if (here) missing &= ~(1u << n);
+    }
+    return missing == 0;
+  };
+  const Status status = wait_until(r.comm, r.time_left(), turn);
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+  for (int n = 0; n < Columns::kMost; ++n) {
+    if (n >= columns.count) continue;
+    if (missing >> n & 1) {  // counts as zeros
+      r.set_failed(columns.source[n], status);
+      continue;
+    }
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int c = 0; c < kCellsPerLane; ++c) {
+      const int index = quad * kQuadCells + c * kQuadLanes + lane;
+      if (index >= s.combine_cells) continue;
+      store_cell(token_base + columns.column[n] * s.combine_stride +
+                     static_cast<std::uint64_t>(index) * 16,
+                 sentinel_cell());
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int i = 0; i < 4; ++i) {
+        const std::uint32_t word = word_of(cell[n][c], i);
+        sum[c][i * 2] = fmaf(columns.weight[n], bf16_low(word), sum[c][i * 2]);
+        sum[c][i * 2 + 1] = fmaf(columns.weight[n], bf16_high(word), sum[c][i * 2 + 1]);
+      }
+    }
+  }
+}
+
+MARROW_DEVICE void receive_combine(const Run& r, const CombineArgs& a) {
+  const Shape& s = r.s;
+  const int lane = thread_index() % kQuadLanes;
+  const auto worker = static_cast<std::int64_t>(block_index()) * (block_size() / kQuadLanes) +
+                      thread_index() / kQuadLanes;
+  const auto workers = static_cast<std::int64_t>(grid_size()) * (block_size() / kQuadLanes);
+  const std::int64_t items =
+      static_cast<std::int64_t>(r.table<HandleHead>(0)->tokens) * s.combine_quads;
+  const bool by_choice = a.exact && !s.rank_major;
+  for (std::int64_t item = worker; item < items; item += workers) {
+    const int token = static_cast<int>(item / s.combine_quads);
+    const int quad = static_cast<int>(item - static_cast<std::int64_t>(token) * s.combine_quads);
+    const std::uint64_t first = static_cast<std::uint64_t>(token) * s.top_k;
+    const auto* own_rank = r.table<std::int16_t>(by_choice ? s.own_rank : s.own_sorted) + first;
+    const auto* own_weights = r.table<float>(s.own_weights) + first;
+    const int all = by_choice ? s.top_k : r.table<std::int32_t>(s.own_distinct)[token];
+    std::byte* token_base = r.local + s.combine_at(r.set, token, 0);
+    float sum[kCellsPerLane][8] = {};
+    for (int k = 0; k < all;) {
+      Columns columns;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int n = 0; n < Columns::kMost; ++n) {
+        columns.column[n] = 0;
+        columns.weight[n] = 1.0f;
+        columns.source[n] = -1;
+      }
+      // Ignored choices and failed ranks leave holes, which are skipped: a column a step, so that all is in registers.
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int n = 0; n < Columns::kMost; ++n) {
+        while (k < all && (own_rank[k] < 0 || r.is_failed(own_rank[k]))) ++k;
+        if (k >= all) continue;
+        columns.column[n] = k;
+        columns.source[n] = own_rank[k];
+        if (by_choice && a.weighted) columns.weight[n] = own_weights[k];
+        ++columns.count;
+        ++k;
+      }
+      add_columns(r, columns, token_base, quad, lane, sum);
+    }
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int c = 0; c < kCellsPerLane; ++c) {
+      const int index = quad * kQuadCells + c * kQuadLanes + lane;
+      if (index >= s.combine_cells) continue;
+      store_wide(a.out_rows + static_cast<std::uint64_t>(token) * s.combine_stride +
+                     static_cast<std::uint64_t>(index) * 16,
+                 Words16{{to_bf16_pair(sum[c][0], sum[c][1]), to_bf16_pair(sum[c][2], sum[c][3]),
+                          to_bf16_pair(sum[c][4], sum[c][5]), to_bf16_pair(sum[c][6], sum[c][7])}});
+    }
+  }
+  // A source without rows for us says that it has come, too: sets are used again by what all have done.
+  if (block_index() != 0) return;
+  for (int source = thread_index(); source < s.ranks; source += block_size()) {
+    if (s.is_far(source) || r.is_failed(source)) continue;
+    const std::byte* hello = r.local + s.hello_at(r.set, source);
+    const Status status =
+        wait_until(r.comm, r.time_left(), [&] { return mark_of(load_cell(hello)) == r.epoch; });
+    if (status != Status::ok) r.set_failed(source, status);
+    r.note_wait(1, source);
+  }
+}
+
+/// combine_send, combine_receive, or both. kSum: rows are added up before they are sent.
+template <bool kSum>
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
+    combine_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
+                   const MARROW_GRID_CONSTANT WindowHandle window,
+                   const MARROW_GRID_CONSTANT Shape s, const MARROW_GRID_CONSTANT CombineArgs a) {
+  await_previous_kernel();
+  let_next_kernel_start();
+  const std::uint64_t start = now_ns();
+  auto* control = at<Control>(window.local, s.control);
+  const std::uint64_t sent = load_relaxed<Scope::device>(&control->combine_sent);
+  const std::uint64_t received = load_relaxed<Scope::device>(&control->combine_received);
+  const bool failed = load_relaxed<Scope::device>(&control->any_failed) != 0;
+  if (a.send) send_combine<kSum>(Run(comm, window, s, a.handle, sent, start, failed), a);
+  if (a.receive) receive_combine(Run(comm, window, s, a.handle, received, start, failed), a);
+  end_of_kernel(&control->arrived[1], [&] {
+    if (a.send) store_relaxed<Scope::device>(&control->combine_sent, sent + 1);
+    if (a.receive) {
+      store_relaxed<Scope::device>(&control->combine_received, received + 1);
+      add_relaxed<Scope::device>(&control->combines, 1);
+    }
+  });
+}
+
+}  // namespace cpu_device / gpu_device
+}  // namespace marrow::ep

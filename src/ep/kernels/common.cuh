@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of ep share: typed places in a window, quads, waiting that gives up, the end of a kernel.
+//
+// A quad (32 cells) is carried by one warp on a GPU, a cell a lane, and by one thread on the CPU device, where a warp
+// may have one lane.
+#pragma once
+
+#include "ep/kernels/numbers.cuh"
+#include "ep/shape.hpp"
+#include "marrow/device.cuh"
+
+namespace marrow::ep {
+#if defined(__CUDACC__)
+inline namespace gpu_device {
+#else
+inline namespace cpu_device {
+#endif
+
+inline constexpr int kQuadLanes = kOnGpu ? 32 : 1;
+inline constexpr int kCellsPerLane = kQuadCells / kQuadLanes;
+
+struct DispatchArgs {
+  const std::byte* rows;
+  const std::byte* scales;
+  const std::int64_t* ids;
+  const float* weights;
+  const std::int32_t* device_tokens;
+  std::byte* out_rows;
+  std::byte* out_scales;
+  std::uint64_t handle;  ///< its offset in the window
+  std::int32_t tokens;
+  std::int32_t send_blocks;   ///< blocks 0 .. send_blocks-1 send; 0: this kernel only receives
+  std::int32_t receive_from;  ///< blocks from this one on receive; grid: none
+};
+
+struct CombineArgs {
+  const std::byte* rows;
+  std::byte* out_rows;
+  std::uint64_t handle;
+  std::uint8_t exact, weighted, send, receive;
+  std::uint8_t reserved[4];
+};
+
+template <class T>
+MARROW_DEVICE T* at(std::byte* base, std::uint64_t offset) {
+  return reinterpret_cast<T*>(base + offset);
+}
+
+/// A peer's part of the window, or null.
+MARROW_DEVICE std::byte* peer_base(const DeviceCommunicator& comm, const WindowHandle& window,
+                                   int peer) {
+  if (peer == comm.rank) return window.local;
+  return reinterpret_cast<std::byte*>(detail::lsa_base(comm, window, peer));
+}
+
+MARROW_DEVICE std::uint32_t mark_of(const Cell16& cell) {
+  return static_cast<std::uint32_t>(cell.high >> 32);
+}
+MARROW_DEVICE Cell16 epoch_cell(std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                std::uint32_t epoch) {
+  return {a | static_cast<std::uint64_t>(b) << 32, c | static_cast<std::uint64_t>(epoch) << 32};
+}
+MARROW_DEVICE std::uint32_t word_of(const Cell16& cell, int i) {
+  return static_cast<std::uint32_t>((i < 2 ? cell.low : cell.high) >> (i % 2 * 32));
+}
+inline constexpr std::uint64_t kSentinelWord = ~std::uint64_t{0};
+MARROW_DEVICE Cell16 sentinel_cell() { return {kSentinelWord, kSentinelWord}; }
+
+/// 16 bytes of the caller's.
+MARROW_DEVICE Words16 load_words(const std::byte* p) {
+#if defined(__CUDA_ARCH__)
+  const uint4 v = __ldg(reinterpret_cast<const uint4*>(p));
+  return {{v.x, v.y, v.z, v.w}};
+#else
+  Words16 v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+#endif
+}
+MARROW_DEVICE Cell16 cell_of(const Words16& v) {
+  return {v.word[0] | static_cast<std::uint64_t>(v.word[1]) << 32,
+          v.word[2] | static_cast<std::uint64_t>(v.word[3]) << 32};
+}
+MARROW_DEVICE Words16 words_of(const Cell16& c) {
+  return {{static_cast<std::uint32_t>(c.low), static_cast<std::uint32_t>(c.low >> 32),
+           static_cast<std::uint32_t>(c.high), static_cast<std::uint32_t>(c.high >> 32)}};
+}
+
+MARROW_DEVICE int rank_of_expert(const Shape& s, const std::byte* local, int expert) {
+  if (s.uniform) return expert / s.uniform;
+  return load_cached(reinterpret_cast<const std::uint16_t*>(local + s.expert_rank) + expert);
+}
+
+/// One phase of one batch, as every function here needs it.
+struct Run {
+  const DeviceCommunicator& comm;
+  const WindowHandle& window;
+  const Shape& s;
+  std::byte* local;      ///< our own part of the window
+  std::uint64_t handle;  ///< offset of the batch's handle in it
+  std::uint64_t batch;
+  std::uint64_t start;  ///< when the kernel started, ns
+  int set;
+  std::uint32_t epoch;
+  bool any_failed;  ///< some rank was given up on before this kernel started
+
+  MARROW_DEVICE Run(const DeviceCommunicator& c, const WindowHandle& w, const Shape& shape,
+                    std::uint64_t handle_at, std::uint64_t number, std::uint64_t now, bool failed)
+      : comm(c),
+        window(w),
+        s(shape),
+        local(w.local),
+        handle(handle_at),
+        batch(number),
+        start(now),
+        set(static_cast<int>(number % static_cast<unsigned>(shape.sets))),
+        epoch(static_cast<std::uint32_t>(number + 1)),
+        any_failed(failed) {}
+
+  MARROW_DEVICE Control* control() const { return at<Control>(local, s.control); }
+  template <class T>
+  MARROW_DEVICE T* table(std::uint64_t offset) const {
+    return at<T>(local, handle + offset);
+  }
+  MARROW_DEVICE std::byte* peer(int rank) const { return peer_base(comm, window, rank); }
+  MARROW_DEVICE bool is_failed(int rank) const {
+    return any_failed &&
+           load_relaxed<Scope::device>(at<std::uint32_t>(local, s.failed) + rank) != 0;
+  }
+  MARROW_DEVICE void note(Status status) const {
+    if (status == Status::ok) return;
+    fetch_max_relaxed<Scope::device>(&control()->status, static_cast<std::uint64_t>(status));
+  }
+  MARROW_DEVICE void set_failed(int rank, Status why) const {
+    store_relaxed<Scope::device>(at<std::uint32_t>(local, s.failed) + rank,
+                                 static_cast<std::uint32_t>(why));
+    store_relaxed<Scope::device>(&control()->any_failed, std::uint64_t{1});
+    note(why);
+  }
+  /// Time left of the kernel's deadline: all waits of a kernel together take about one deadline, however many
+  /// rows are missing.
+  MARROW_DEVICE Deadline time_left() const {
+    const std::uint64_t gone = now_ns() - start;
+    return {gone < s.deadline_ns ? s.deadline_ns - gone : 1};
+  }
+  /// Statistics of one source, by one thread of the grid. kind: 0 dispatch, 1 combine
+  MARROW_DEVICE void note_wait(int kind, int source) const {
+    const std::uint64_t ns = now_ns() - start;
+    std::uint64_t* waited = at<std::uint64_t>(local, s.waited);
+    add_relaxed<Scope::device>(waited + (kind * s.ranks + source), ns);
+    fetch_max_relaxed<Scope::device>(waited + (2 * s.ranks + source), ns);
+  }
+};
+
+/// Waits for something of one source. All blocks of a kernel must judge alike whether a source is in time, since rows are
+/// placed by what all sources sent. A block that waited for long, or gives up, writes its verdict, and the first one
+/// counts; those that hardly waited need none, as by the deadline everybody sees what they saw.
+/// @return whether the source is in time
+template <class Ready>
+MARROW_DEVICE bool wait_for_source(const Run& r, int source, Ready&& ready) {
+  const Status status = wait_until(r.comm, r.time_left(), ready);
+  const std::uint64_t waited = now_ns() - r.start;
+  if (status == Status::ok && waited * 2 < r.s.deadline_ns) return true;
+  std::uint64_t* verdict = at<std::uint64_t>(r.local, r.s.verdict) + source;
+  const std::uint64_t mine = r.batch * 2 + 2 + (status == Status::ok ? 0 : 1);
+  std::uint64_t old = load_relaxed<Scope::device>(verdict);
+  while (old / 2 != mine / 2) {
+    const std::uint64_t seen = compare_swap_relaxed<Scope::device>(verdict, old, mine);
+    if (seen == old) {
+      old = mine;
+      break;
+    }
+    old = seen;
+  }
+  if (old & 1) {
+    r.set_failed(source, status == Status::ok ? Status::timeout : status);
+    return false;
+  }
+  // In time for another block: it is here, or about to be.
+  if (status != Status::ok) (void)wait_until(r.comm, Deadline{r.s.deadline_ns}, ready);
+  return true;
+}
+
+/// The last block to get here runs last(): what the next kernel reads. (The end of the kernel publishes it.)
+template <class Last>
+MARROW_DEVICE void end_of_kernel(std::uint64_t* arrived, Last&& last) {
+  block_sync();
+  if (thread_index() != 0) return;
+  if (fetch_add_relaxed<Scope::device>(arrived, std::uint64_t{1}) + 1 !=
+      static_cast<std::uint64_t>(grid_size()))
+    return;
+  store_relaxed<Scope::device>(arrived, std::uint64_t{0});
+  last();
+}
+
+/// Exclusive sum over the block's threads. @param memory  block_size()+1 words of shared memory
+/// @return sum of the values of lower threads; *total: of all
+MARROW_DEVICE std::uint32_t block_sum(std::uint32_t* memory, std::uint32_t value,
+                                      std::uint32_t* total) {
+  const int t = thread_index();
+  const int n = block_size();
+  block_sync();
+  memory[t] = value;
+  block_sync();
+  for (int step = 1; step < n; step *= 2) {
+    const std::uint32_t below = t >= step ? memory[t - step] : 0;
+    block_sync();
+    memory[t] += below;
+    block_sync();
+  }
+  const std::uint32_t sum = memory[t];
+  *total = memory[n - 1];
+  block_sync();
+  return sum - value;
+}
+
+}  // namespace cpu_device / gpu_device
+}  // namespace marrow::ep

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Placing rows when the bits do not fit into shared memory: a kernel of its own, a column (an expert; one more for the list
+// of entries) a block, which counts through all tokens of all ranks in order and leaves the result in the handle.
+#pragma once
+
+#include "ep/kernels/receive.cuh"
+
+namespace marrow::ep {
+#if defined(__CUDACC__)
+inline namespace gpu_device {
+#else
+inline namespace cpu_device {
+#endif
+
+/// @return the list of a token, or one without tokens if its source is not in time
+MARROW_DEVICE bool wait_for_list(const Run& r, int source, int token, List* list) {
+  const std::byte* meta = r.local + r.s.meta_at(r.set, source);
+  return wait_for_source(r, source,
+                         [&] { return look_at_list(r.s, meta, token, r.epoch, list); }) &&
+         token < list->tokens;
+}
+
+/// Column of expert l: rows of it.
+MARROW_DEVICE void place_column(const Run& r, std::uint32_t* memory, int column) {
+  const Shape& s = r.s;
+  std::uint32_t running = 0;
+  for (int source = 0; source < s.ranks; ++source) {
+    if (r.is_failed(source)) continue;
+    for (int from = 0; from < s.tokens; from += block_size()) {
+      const int token = from + thread_index();
+      List list;
+      int k = -1;
+      int order = 0;  // our experts before it in the list
+      if (token < s.tokens && wait_for_list(r, source, token, &list)) {
+        for (int other = 0; other < s.top_k && k < 0; ++other) {
+          const int l = list.id(other) - s.first;
+          if (l == column) {
+            k = other;
+          } else if (static_cast<unsigned>(l) < static_cast<unsigned>(s.local)) {
+            ++order;
+          }
+        }
+      }
+      std::uint32_t total = 0;
+      const std::uint32_t place = running + block_sum(memory, k >= 0 ? 1 : 0, &total);
+      running += total;
+      if (k < 0) continue;
+      const int slot = source * s.tokens + token;
+      const bool fits = place < static_cast<std::uint32_t>(s.capacity);
+      const std::int64_t row = fits ? static_cast<std::int64_t>(column) * s.capacity + place : -1;
+      auto* rows = const_cast<std::int32_t*>(reinterpret_cast<const std::int32_t*>(
+          r.local + r.handle + s.records + static_cast<std::uint64_t>(slot) * s.record_stride +
+          sizeof(Record)));
+      auto* weights = reinterpret_cast<float*>(rows + s.top_k);
+      float mine = 0;
+      for_each_weight(r, source, token, [&](int choice, float weight) {
+        if (choice == k) mine = weight;
+      });
+      rows[order] = static_cast<std::int32_t>(row);
+      weights[order] = mine;
+      if (!fits) continue;
+      r.table<std::int32_t>(s.source)[row] = slot;
+      r.table<float>(s.weights)[row] = mine;
+    }
+  }
+  if (thread_index() != 0) return;
+  const auto capacity = static_cast<std::uint32_t>(s.capacity);
+  r.table<std::int32_t>(s.counts)[column] =
+      static_cast<std::int32_t>(running < capacity ? running : capacity);
+  if (running > capacity) add_relaxed<Scope::device>(&r.control()->overflow, running - capacity);
+}
+
+/// The list of entries, their pairs and what records say of them; rank-major: their rows too.
+MARROW_DEVICE void place_entries(const Run& r, std::uint32_t* memory) {
+  const Shape& s = r.s;
+  std::uint32_t entries = 0;
+  std::uint32_t pairs = 0;
+  for (int source = 0; source < s.ranks; ++source) {
+    const std::uint32_t before = entries;
+    for (int from = 0; from < s.tokens && !r.is_failed(source); from += block_size()) {
+      const int token = from + thread_index();
+      List list;
+      int count = 0;
+      if (token < s.tokens && wait_for_list(r, source, token, &list)) {
+        for (int k = 0; k < s.top_k; ++k)
+          count += static_cast<unsigned>(list.id(k) - s.first) < static_cast<unsigned>(s.local);
+      }
+      if (token == 0) r.note_wait(0, source);
+      std::uint32_t total = 0;
+      const std::uint32_t entry = entries + block_sum(memory, count > 0 ? 1 : 0, &total);
+      entries += total;
+      const std::uint32_t pair =
+          pairs + block_sum(memory, static_cast<std::uint32_t>(count), &total);
+      pairs += total;
+      if (count == 0) continue;
+      const int slot = source * s.tokens + token;
+      r.table<std::uint32_t>(s.list)[entry] = static_cast<std::uint32_t>(slot);
+      if (s.rank_major) {
+        write_entry(
+            r, slot, source * s.tokens + static_cast<int>(entry - before),
+            [&](int k) { return list.id(k); },
+            [](int, int, int) {
+              struct At {
+                int row;
+                int pair;
+              };
+              return At{0, -1};
+            });
+        continue;
+      }
+      int order = 0;
+      int ordinal = 0;
+      for (int k = 0; k < s.top_k; ++k) {
+        const int id = list.id(k);
+        if (static_cast<unsigned>(id - s.first) < static_cast<unsigned>(s.local)) {
+          r.table<Pair>(s.pairs)[pair + static_cast<unsigned>(order)] = Pair{slot, k, -2 - order};
+          ++order;
+        }
+        ordinal += first_of_lower_rank(r, k, [&](int other) { return list.id(other); });
+      }
+      *reinterpret_cast<Record*>(r.local + r.handle + s.records +
+                                 static_cast<std::uint64_t>(slot) * s.record_stride) = {
+          static_cast<std::int16_t>(count), static_cast<std::int16_t>(ordinal), slot, {}};
+    }
+    if (s.rank_major && thread_index() == 0)
+      r.table<std::int32_t>(s.counts)[source] = static_cast<std::int32_t>(entries - before);
+  }
+  if (thread_index() != 0) return;
+  auto* head = r.table<HandleHead>(0);
+  head->entries = static_cast<std::int32_t>(entries);
+  head->pairs = static_cast<std::int32_t>(pairs);
+}
+
+inline MARROW_KERNEL place_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
+                                  const MARROW_GRID_CONSTANT WindowHandle window,
+                                  const MARROW_GRID_CONSTANT Shape s, std::uint64_t handle) {
+  await_previous_kernel();
+  auto* control = at<Control>(window.local, s.control);
+  const Run r(comm, window, s, handle, load_relaxed<Scope::device>(&control->dispatch_received),
+              now_ns(), load_relaxed<Scope::device>(&control->any_failed) != 0);
+  auto* memory = dynamic_shared<std::uint32_t>();
+  const int columns = s.rank_major ? 0 : s.local;
+  for (int column = block_index(); column <= columns; column += grid_size()) {
+    if (column == columns) {
+      place_entries(r, memory);
+    } else {
+      place_column(r, memory, column);
+    }
+    block_sync();
+  }
+}
+
+}  // namespace cpu_device / gpu_device
+}  // namespace marrow::ep

@@ -1,0 +1,495 @@
+// SPDX-License-Identifier: Apache-2.0
+// Receiving side of dispatch. Every block learns from the lists that arrive first which tokens chose which of our experts
+// (a bit each in shared memory), so that it can tell the place of any row: the number of bits before its own. Then its
+// workers take quads as they arrive, all outstanding ones of a thread being looked at in each turn, and write each to
+// the rows it belongs to. Sizes that do not fit into shared memory are placed by a kernel of their own (place.cuh).
+#pragma once
+
+#include "ep/kernels/common.cuh"
+
+namespace marrow::ep {
+#if defined(__CUDACC__)
+inline namespace gpu_device {
+#else
+inline namespace cpu_device {
+#endif
+
+inline constexpr int kMaxIdCells = (kMaxTopK + kIdsPerCell - 1) / kIdsPerCell;
+
+/// One token's list, from its id cells.
+struct List {
+  Cell16 cell[kMaxIdCells];
+  std::int32_t tokens = 0;  ///< that the source has; the list is valid below it
+  MARROW_DEVICE int id(int k) const {
+    const std::uint32_t word = word_of(cell[k / kIdsPerCell], k % kIdsPerCell / 2);
+    return static_cast<std::int16_t>(word >> (k % 2 * 16));
+  }
+};
+
+/// One look. @return whether the list is complete, or the source has fewer tokens
+MARROW_DEVICE bool look_at_list(const Shape& s, const std::byte* meta, int token,
+                                std::uint32_t epoch, List* list) {
+  const Cell16 head = load_cell(meta);
+  const std::byte* ids = meta + 16 + static_cast<std::uint64_t>(token) * s.id_cells * 16;
+  bool here = true;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+  for (int c = 0; c < kMaxIdCells; ++c) {
+    if (c < s.id_cells) {
+      list->cell[c] = load_cell(ids + c * 16);
+      here &= mark_of(list->cell[c]) == epoch;
+    }
+  }
+  if (mark_of(head) != epoch) return false;
+  list->tokens = static_cast<std::int32_t>(word_of(head, 0));
+  return here || token >= list->tokens;
+}
+
+/// Weights of one token that arrived, waited for.
+template <class Use>
+MARROW_DEVICE void for_each_weight(const Run& r, int source, int token, Use&& use) {
+  const Shape& s = r.s;
+  const std::byte* cells = r.local + s.meta_at(r.set, source) + 16 +
+                           (static_cast<std::uint64_t>(s.tokens) * s.id_cells +
+                            static_cast<std::uint64_t>(token) * s.weight_cells) *
+                               16;
+  for (int c = 0; c < s.weight_cells; ++c) {
+    Cell16 cell = load_cell(cells + c * 16);
+    if (mark_of(cell) != r.epoch) {
+      (void)wait_until(r.comm, r.time_left(), [&] {
+        cell = load_cell(cells + c * 16);
+        return mark_of(cell) == r.epoch;
+      });
+    }
+    const bool here = mark_of(cell) == r.epoch;
+    for (int x = 0; x < kWeightsPerCell && c * kWeightsPerCell + x < s.top_k; ++x)
+      use(c * kWeightsPerCell + x, here ? float_of(word_of(cell, x)) : 0.0f);
+  }
+}
+
+/// What a block knows about rows: in its shared memory, or in the handle's records.
+struct Placed {
+  std::uint32_t* masks;
+  std::uint32_t* prefixes;
+  std::int16_t* ids;
+  std::uint32_t* list;
+  int entries;
+};
+
+/// Number of the row in its column. word: of the source's first mask word.
+MARROW_DEVICE int row_in_column(const Shape& s, const Placed& p, int column, int source,
+                                int token) {
+  const int word = column * s.ranks * s.mask_words + source * s.mask_words + token / 32;
+  return static_cast<int>(p.prefixes[word]) +
+         count_lanes(p.masks[word] & ((1u << (token % 32)) - 1));
+}
+
+/// Calls use(output row) for every row of the slot; -1: it did not fit.
+template <class Use>
+MARROW_DEVICE void for_each_row(const Run& r, const Placed& p, int slot, Use&& use) {
+  const Shape& s = r.s;
+  if (!s.place_in_block) {
+    const std::byte* record =
+        r.local + r.handle + s.records + static_cast<std::uint64_t>(slot) * s.record_stride;
+    const int count = s.rank_major ? 1 : reinterpret_cast<const Record*>(record)->count;
+    const auto* rows = reinterpret_cast<const std::int32_t*>(record + sizeof(Record));
+    for (int n = 0; n < count; ++n) use(static_cast<std::int64_t>(rows[n]));
+    return;
+  }
+  const int source = slot / s.tokens;
+  const int token = slot - source * s.tokens;
+  if (s.rank_major) {
+    const int first = static_cast<int>(p.prefixes[source * s.mask_words]);
+    use(static_cast<std::int64_t>(source) * s.tokens + row_in_column(s, p, 0, source, token) -
+        first);
+    return;
+  }
+  for (int k = 0; k < s.top_k; ++k) {
+    const int column = p.ids[slot * s.top_k + k] - s.first;
+    if (static_cast<unsigned>(column) >= static_cast<unsigned>(s.local)) continue;
+    const int row = row_in_column(s, p, column, source, token);
+    use(row < s.capacity ? static_cast<std::int64_t>(column) * s.capacity + row : -1);
+  }
+}
+
+/// Whether choice k is the first one of a rank below ours: those count up to our ordinal.
+MARROW_DEVICE bool first_of_lower_rank(const Run& r, int k, const auto& id_of) {
+  const Shape& s = r.s;
+  const int id = id_of(k);
+  if (id < 0 || id >= s.first) return false;
+  const int rank = rank_of_expert(s, r.local, id);
+  for (int other = 0; other < k; ++other) {
+    const int earlier = id_of(other);
+    if (earlier >= 0 && rank_of_expert(s, r.local, earlier) == rank) return false;
+  }
+  return true;
+}
+
+/// The tables of one entry (a token that reached us), by one thread.
+/// @param place  place(k, l) gives the row of choice k, local expert l: {row in the expert, number of the pair}
+template <class Place>
+MARROW_DEVICE void write_entry(const Run& r, int slot, int rank_major_row, const auto& id_of,
+                               Place&& place) {
+  const Shape& s = r.s;
+  const int source = slot / s.tokens;
+  const int token = slot - source * s.tokens;
+  std::byte* bytes =
+      r.local + r.handle + s.records + static_cast<std::uint64_t>(slot) * s.record_stride;
+  auto* rows = reinterpret_cast<std::int32_t*>(bytes + sizeof(Record));
+  auto* weights = reinterpret_cast<float*>(rows + s.top_k);
+  int count = 0;
+  int ordinal = 0;
+  for (int k = 0; k < s.top_k; ++k) {
+    ordinal += first_of_lower_rank(r, k, id_of);
+  }
+  const std::uint64_t choice0 =
+      static_cast<std::uint64_t>(rank_major_row < 0 ? 0 : rank_major_row) * s.top_k;
+  for_each_weight(r, source, token, [&](int k, float weight) {
+    const int column = id_of(k) - s.first;
+    const bool ours = static_cast<unsigned>(column) < static_cast<unsigned>(s.local);
+    if (s.rank_major) {
+      r.table<std::int32_t>(s.expert_ids)[choice0 + k] = ours ? column : -1;
+      r.table<float>(s.weights)[choice0 + k] = ours ? weight : 0.0f;
+      return;
+    }
+    if (!ours) return;
+    const auto [row, pair] = place(k, column, count);
+    const std::int64_t out =
+        row < s.capacity ? static_cast<std::int64_t>(column) * s.capacity + row : -1;
+    rows[count] = static_cast<std::int32_t>(out);
+    weights[count] = weight;
+    ++count;
+    if (pair >= 0) r.table<Pair>(s.pairs)[pair] = Pair{slot, k, out};
+    if (out < 0) return;
+    r.table<std::int32_t>(s.source)[out] = slot;
+    r.table<float>(s.weights)[out] = weight;
+  });
+  if (s.rank_major) {
+    rows[0] = rank_major_row;
+    count = 1;
+    r.table<std::int32_t>(s.source)[rank_major_row] = slot;
+  }
+  *reinterpret_cast<Record*>(bytes) = {
+      static_cast<std::int16_t>(count), static_cast<std::int16_t>(ordinal), slot, {}};
+}
+
+/// Fills the masks from the lists of all sources, and what follows from them.
+MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
+  const Shape& s = r.s;
+  const PlaceMemory m = place_memory(s);
+  const int slots = s.rows_per_batch();
+  const int words = s.ranks * s.mask_words;
+  const int columns = columns_of(s);
+  const int any_count = any_words(s);
+  std::uint32_t* any = dynamic_shared<std::uint32_t>(m.any);
+  std::uint32_t* any_prefix = dynamic_shared<std::uint32_t>(m.any_prefix);
+  std::uint32_t* counts = dynamic_shared<std::uint32_t>(m.counts);
+  const Placed p{dynamic_shared<std::uint32_t>(m.masks), dynamic_shared<std::uint32_t>(m.prefixes),
+                 dynamic_shared<std::int16_t>(m.ids), dynamic_shared<std::uint32_t>(m.list), 0};
+  for (int i = thread_index(); i < static_cast<int>(m.prefixes / 4); i += block_size())
+    dynamic_shared<std::uint32_t>()[i] = 0;  // masks and any
+  block_sync();
+  for (int slot = thread_index(); slot < slots; slot += block_size()) {
+    const int source = slot / s.tokens;
+    const int token = slot - source * s.tokens;
+    if (r.is_failed(source)) continue;
+    const std::byte* meta = r.local + s.meta_at(r.set, source);
+    List list;
+    const bool in_time =
+        wait_for_source(r, source, [&] { return look_at_list(s, meta, token, r.epoch, &list); });
+    if (token == 0 && block == 0) r.note_wait(0, source);
+    if (!in_time || token >= list.tokens) continue;
+    bool ours = false;
+    for (int k = 0; k < s.top_k; ++k) {
+      const int id = list.id(k);
+      const int column = id - s.first;
+      p.ids[slot * s.top_k + k] = static_cast<std::int16_t>(id);
+      if (static_cast<unsigned>(column) >= static_cast<unsigned>(s.local)) continue;
+      ours = true;
+      if (!s.rank_major)
+        (void)fetch_add_relaxed<Scope::block>(
+            &p.masks[column * words + source * s.mask_words + token / 32], 1u << (token % 32));
+    }
+    if (!ours) continue;
+    if (s.rank_major)
+      (void)fetch_add_relaxed<Scope::block>(&p.masks[source * s.mask_words + token / 32],
+                                            1u << (token % 32));
+    const int bit = token * s.ranks + source;  // rows arrive in about this order
+    (void)fetch_add_relaxed<Scope::block>(&any[bit / 32], 1u << (bit % 32));
+  }
+  block_sync();
+  for (int i = thread_index(); i < columns * words + any_count; i += block_size()) {
+    const bool of_any = i >= columns * words;
+    const int word = of_any ? i - columns * words : i % words;
+    const std::uint32_t* mask = of_any ? any : p.masks + (i - word);
+    std::uint32_t sum = 0;
+    for (int w = 0; w < word; ++w) sum += static_cast<std::uint32_t>(count_lanes(mask[w]));
+    (of_any ? any_prefix : p.prefixes + (i - word))[word] = sum;
+    if (!of_any && word == words - 1)
+      counts[i / words] = sum + static_cast<std::uint32_t>(count_lanes(mask[word]));
+  }
+  block_sync();
+  Placed result = p;
+  result.entries = static_cast<int>(any_prefix[any_count - 1]) + count_lanes(any[any_count - 1]);
+  for (int bit = thread_index(); bit < slots; bit += block_size()) {
+    const std::uint32_t word = any[bit / 32];
+    if (!(word >> (bit % 32) & 1)) continue;
+    const int source = bit % s.ranks;
+    const int token = bit / s.ranks;
+    p.list[any_prefix[bit / 32] +
+           static_cast<unsigned>(count_lanes(word & ((1u << (bit % 32)) - 1)))] =
+        static_cast<std::uint32_t>(source * s.tokens + token);
+  }
+  block_sync();
+  // The handle's tables: block 0 the totals, every block its share of the entries.
+  if (block == 0) {
+    auto* out = r.table<std::int32_t>(s.counts);
+    if (s.rank_major) {
+      for (int r = thread_index(); r < s.ranks; r += block_size()) {
+        const std::uint32_t end = r + 1 < s.ranks ? p.prefixes[(r + 1) * s.mask_words] : counts[0];
+        out[r] = static_cast<std::int32_t>(end - p.prefixes[r * s.mask_words]);
+      }
+    } else {
+      for (int l = thread_index(); l < columns; l += block_size()) {
+        const int n = static_cast<int>(counts[l]);
+        out[l] = n < s.capacity ? n : s.capacity;
+        if (n > s.capacity)
+          add_relaxed<Scope::device>(&r.control()->overflow,
+                                     static_cast<std::uint64_t>(n - s.capacity));
+      }
+    }
+    if (thread_index() == 0) {
+      auto* head = r.table<HandleHead>(0);
+      head->entries = result.entries;
+      std::uint32_t pairs = 0;
+      if (!s.rank_major)
+        for (int l = 0; l < columns; ++l) pairs += counts[l];
+      head->pairs = static_cast<std::int32_t>(pairs);
+    }
+    for (int e = thread_index(); e < result.entries; e += block_size())
+      r.table<std::uint32_t>(s.list)[e] = p.list[e];
+  }
+  for (int e = block + blocks * thread_index(); e < result.entries; e += blocks * block_size()) {
+    const int slot = static_cast<int>(p.list[e]);
+    const int source = slot / s.tokens;
+    const int token = slot - source * s.tokens;
+    int row = -1;
+    if (s.rank_major)
+      row = source * s.tokens + row_in_column(s, p, 0, source, token) -
+            static_cast<int>(p.prefixes[source * s.mask_words]);
+    struct At {
+      int row;
+      int pair;
+    };
+    write_entry(
+        r, slot, row, [&](int k) { return static_cast<int>(p.ids[slot * s.top_k + k]); },
+        [&](int, int column, int) {
+          std::uint32_t base = 0;
+          for (int l = 0; l < column; ++l) base += counts[l];
+          const int in_column = row_in_column(s, p, column, source, token);
+          return At{in_column, static_cast<int>(base) + in_column};
+        });
+  }
+  return result;
+}
+
+/// Index of a row's scale word in the output.
+MARROW_DEVICE std::uint64_t scale_at(const Shape& s, std::int64_t row, int word) {
+  const auto at_row = static_cast<std::uint64_t>(row);
+  if (!s.column_major) return at_row * s.scale_words + word;
+  const auto rows = static_cast<std::uint64_t>(s.rank_major ? s.tokens : s.capacity);
+  return (at_row / rows * s.scale_words + word) * rows + at_row % rows;
+}
+
+/// Writes one data cell of a row where it belongs.
+MARROW_DEVICE void write_data(const Shape& s, const DispatchArgs& a, std::int64_t row, int index,
+                              const Words16& v) {
+  if (index < s.row_cells) {
+    store_wide(a.out_rows + static_cast<std::uint64_t>(row) * s.row_cells * 16 +
+                   static_cast<std::uint64_t>(index) * 16,
+               v);
+    return;
+  }
+  // Opaque scales: words, since a row of them need not start at 16 bytes.
+  const int first = (index - s.row_cells) * 4;
+  for (int i = 0; i < 4 && first + i < s.scale_words; ++i)
+    reinterpret_cast<std::uint32_t*>(a.out_scales)[scale_at(s, row, first + i)] = v.word[i];
+}
+
+/// Writes a quad's four fp8 scales.
+MARROW_DEVICE void write_scales(const Shape& s, const DispatchArgs& a, std::int64_t row, int quad,
+                                const Words16& v) {
+  auto* out = reinterpret_cast<std::uint32_t*>(a.out_scales);
+  if (s.packed) {
+    std::uint32_t word = 0;
+    for (int g = 0; g < 4; ++g) word |= (v.word[g] >> 23) << (g * 8);
+    out[scale_at(s, row, quad)] = word;
+    return;
+  }
+  if (!s.column_major && s.scale_words % 4 == 0 &&
+      (reinterpret_cast<std::uintptr_t>(out) & 15) == 0) {
+    store_wide(out + scale_at(s, row, quad * 4), v);
+    return;
+  }
+  for (int g = 0; g < 4 && quad * 4 + g < s.scale_words; ++g)
+    out[scale_at(s, row, quad * 4 + g)] = v.word[g];
+}
+
+/// The rows: workers of all receiving blocks take (entry, quad) in turn.
+template <bool kFp8>
+MARROW_DEVICE void receive_rows(const Run& r, const DispatchArgs& a, const Placed& p, int block,
+                                int blocks) {
+  const Shape& s = r.s;
+  constexpr int kAtOnce = kOnGpu ? 4 : 1;
+  std::byte* local = r.local;
+  const int lane = thread_index() % kQuadLanes;
+  const int per_block = block_size() / kQuadLanes;
+  const std::int64_t worker =
+      static_cast<std::int64_t>(thread_index() / kQuadLanes) * blocks + block;
+  const std::int64_t workers = static_cast<std::int64_t>(per_block) * blocks;
+  const std::int64_t items = static_cast<std::int64_t>(p.entries) * s.quads;
+  for (std::int64_t item0 = worker; item0 < items; item0 += workers * kAtOnce) {
+    std::byte* from[kAtOnce];
+    int slot[kAtOnce];
+    int quad[kAtOnce];
+    std::uint32_t missing = 0;  // bit u: this lane's part of item u is not written yet
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int u = 0; u < kAtOnce; ++u) {
+      const std::int64_t item = item0 + u * workers;
+      slot[u] = 0;
+      quad[u] = 0;
+      from[u] = local;
+      if (item >= items) continue;
+      const auto entry = static_cast<std::uint32_t>(item / s.quads);
+      quad[u] = static_cast<int>(item - static_cast<std::int64_t>(entry) * s.quads);
+      slot[u] = static_cast<int>(p.list[entry]);
+      const int source = slot[u] / s.tokens;
+      from[u] = local + s.row_at(r.set, source, slot[u] - source * s.tokens);
+      missing |= 1u << u;
+    }
+    const auto turn = [&] {
+      Cell16 cell[kAtOnce][kCellsPerLane];
+      Cell16 extra[kAtOnce] = {};
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int u = 0; u < kAtOnce; ++u) {
+        if (!(missing >> u & 1)) continue;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+        for (int c = 0; c < kCellsPerLane; ++c) {
+          const int index = quad[u] * kQuadCells + c * kQuadLanes + lane;
+          if (index < s.data_cells)
+            cell[u][c] = load_cell(from[u] + static_cast<std::uint64_t>(index) * 16);
+        }
+        if (!kFp8 || lane == 0)
+          extra[u] = load_cell(from[u] + static_cast<std::uint64_t>(s.data_cells + quad[u]) * 16);
+      }
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int u = 0; u < kAtOnce; ++u) {
+        if (!(missing >> u & 1)) continue;
+        bool here = true;
+        for (int c = 0; c < kCellsPerLane; ++c) {
+          const int index = quad[u] * kQuadCells + c * kQuadLanes + lane;
+          if (index < s.data_cells) here &= mark_of(cell[u][c]) != kSentinel;
+        }
+        if constexpr (kFp8) {
+          if (lane == 0) here &= mark_of(extra[u]) != kSentinel;
+        } else {
+          here &= mark_of(extra[u]) == r.epoch;
+        }
+        if (!here) continue;
+        missing &= ~(1u << u);
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+        for (int c = 0; c < kCellsPerLane; ++c) {
+          const int index = quad[u] * kQuadCells + c * kQuadLanes + lane;
+          if (index >= s.data_cells) continue;
+          Words16 v = words_of(cell[u][c]);
+          if constexpr (!kFp8) v.word[3] |= word_of(extra[u], 0) >> (c * kQuadLanes + lane) & 1;
+          store_cell(from[u] + static_cast<std::uint64_t>(index) * 16, sentinel_cell());
+          for_each_row(r, p, slot[u], [&](std::int64_t row) {
+            if (row >= 0) write_data(s, a, row, index, v);
+          });
+        }
+        if constexpr (kFp8) {
+          if (lane != 0) continue;
+          const Words16 v = words_of(extra[u]);
+          store_cell(from[u] + static_cast<std::uint64_t>(s.data_cells + quad[u]) * 16,
+                     sentinel_cell());
+          for_each_row(r, p, slot[u], [&](std::int64_t row) {
+            if (row >= 0) write_scales(s, a, row, quad[u], v);
+          });
+        }
+      }
+      return missing == 0;
+    };
+    const Status status = wait_until(r.comm, r.time_left(), turn);
+    if (status == Status::ok) continue;
+    // What did not come counts as zeros.
+    for (int u = 0; u < kAtOnce; ++u) {
+      if (!(missing >> u & 1)) continue;
+      r.set_failed(slot[u] / s.tokens, status);
+      for_each_row(r, p, slot[u], [&](std::int64_t row) {
+        if (row < 0) return;
+        for (int c = 0; c < kCellsPerLane; ++c) {
+          const int index = quad[u] * kQuadCells + c * kQuadLanes + lane;
+          if (index < s.data_cells) write_data(s, a, row, index, Words16{});
+        }
+        if (kFp8 && lane == 0) write_scales(s, a, row, quad[u], Words16{});
+      });
+    }
+  }
+}
+
+/// dispatch_send, dispatch_receive, or both, by the numbers of blocks in the arguments.
+template <bool kFp8>
+MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
+    dispatch_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
+                    const MARROW_GRID_CONSTANT WindowHandle window,
+                    const MARROW_GRID_CONSTANT Shape s, const MARROW_GRID_CONSTANT DispatchArgs a) {
+  await_previous_kernel();
+  let_next_kernel_start();
+  const std::uint64_t start = now_ns();
+  auto* control = at<Control>(window.local, s.control);
+  const int block = block_index();
+  const bool sends = block < a.send_blocks;
+  const bool receives = block >= a.receive_from;
+  const std::uint64_t sent = load_relaxed<Scope::device>(&control->dispatch_sent);
+  const std::uint64_t received = load_relaxed<Scope::device>(&control->dispatch_received);
+  const bool failed = load_relaxed<Scope::device>(&control->any_failed) != 0;
+  if (sends) {
+    const Run r(comm, window, s, a.handle, sent, start, failed);
+    send_dispatch<kFp8>(r, a, block, a.send_blocks);
+    block_sync();  // shared memory changes its use
+  }
+  if (receives) {
+    const Run r(comm, window, s, a.handle, received, start, failed);
+    const int blocks = grid_size() - a.receive_from;
+    Placed p{};
+    if (s.place_in_block) {
+      p = place_in_block(r, block - a.receive_from, blocks);
+    } else {
+      p.entries = r.table<HandleHead>(0)->entries;
+      p.list = r.table<std::uint32_t>(s.list);
+    }
+    receive_rows<kFp8>(r, a, p, block - a.receive_from, blocks);
+  }
+  end_of_kernel(&control->arrived[0], [&] {
+    if (a.send_blocks > 0) store_relaxed<Scope::device>(&control->dispatch_sent, sent + 1);
+    if (a.receive_from < grid_size()) {
+      store_relaxed<Scope::device>(&control->dispatch_received, received + 1);
+      add_relaxed<Scope::device>(&control->dispatches, 1);
+    }
+  });
+}
+
+}  // namespace cpu_device / gpu_device
+}  // namespace marrow::ep

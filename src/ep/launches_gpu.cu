@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/launches.hpp"
+#include "ep/launches_body.cuh"
+
+namespace marrow::ep {
+namespace {
+
+void check(cudaError_t result, const char* what) {
+  if (result == cudaSuccess) return;
+  throw Error(Code::cuda, std::string(what) + " failed: " + cudaGetErrorString(result),
+              "an earlier kernel of the stream may have failed; run it under compute-sanitizer");
+}
+
+void synchronize(const Place& place) {
+  check(cudaStreamSynchronize(static_cast<cudaStream_t>(place.stream)), "waiting for ep's stream");
+}
+
+int processors(const Place& place) {
+  int count = 0;
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, place.device),
+        "asking for the number of SMs");
+  return count;
+}
+
+}  // namespace
+
+const Launches& gpu_launches() {
+  static constexpr Launches kGpu{run_dispatch, run_combine, run_reset,
+                                 run_report,   synchronize, processors};
+  return kGpu;
+}
+
+}  // namespace marrow::ep

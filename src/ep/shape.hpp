@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where everything lies in a Group's window: plain numbers, the same on every rank, worked out once on the
+// host and handed to the kernels by value. Transport format of a dispatched row:
+//
+//   data cells   the row's bytes (fp8: e4m3; opaque: row then scales), 16 bytes each
+//   extra cells  one for every 32 data cells (a "quad": 512 bytes, what a GPU's warp carries at once)
+//
+// fp8: the extra cell holds the four scales of its quad's 512 channels. No cell of a fp8 row ever ends in an all-ones word
+// (a NaN is 0x7f, scales are no NaN), so all-ones, the sentinel, means "not here yet".
+// Raw rows may hold anything: the lowest bit of each cell's last word is cleared, and the extra cell holds the 32
+// bits that were there: {bits, 0, 0, epoch}.
+#pragma once
+
+#include <cstdint>
+
+#include "marrow/abi/device_communicator.h"
+#include "marrow/ep.hpp"
+
+namespace marrow::ep {
+
+inline constexpr int kQuadCells = 32;
+inline constexpr int kMaxTopK = 32;
+inline constexpr std::uint32_t kSentinel = 0xffffffffu;
+inline constexpr int kIdsPerCell = 6;      // int16 in 12 bytes; the last word is the epoch
+inline constexpr int kWeightsPerCell = 3;  // float
+
+/// Expert rows of one token that a rank received, as combine needs them.
+struct Record {
+  std::int16_t count;    ///< experts of ours the token chose
+  std::int16_t ordinal;  ///< how many lower ranks it chose
+  std::int32_t slot;     ///< source * M + token
+  std::int32_t reserved[2];
+  // Then K x int32 rows (l * C + i, or -1: dropped), K x float weights; `count` of each are set.
+};
+static_assert(sizeof(Record) == 16);
+
+/// One expert row that goes back to its token's owner.
+struct Pair {
+  std::int32_t slot;  ///< source * M + token
+  std::int32_t k;     ///< column of the token's list
+  std::int64_t row;   ///< l * C + i, or -1: dropped
+};
+static_assert(sizeof(Pair) == 16);
+
+/// First words of a handle.
+struct HandleHead {
+  std::int32_t tokens;   ///< of ours, in this batch
+  std::int32_t entries;  ///< (source, token) that reached us
+  std::int32_t pairs;    ///< rows of them
+  std::int32_t reserved;
+};
+
+/// First words of the control part, read and written by kernels only. Per-rank arrays follow.
+struct Control {
+  std::uint64_t dispatch_sent;  ///< number of the next batch to send, and so on
+  std::uint64_t dispatch_received;
+  std::uint64_t combine_sent;
+  std::uint64_t combine_received;
+  std::uint64_t signals_from;  ///< batch number at which signals counted 0
+  std::uint64_t combine_signals_from;
+  std::uint64_t any_failed;  ///< failed[] holds a rank
+  std::uint64_t arrived[4];  ///< blocks of the running kernel that have ended
+  std::uint64_t status;      ///< worst Status
+  std::uint64_t dispatches;
+  std::uint64_t combines;
+  std::uint64_t duplicates;
+  std::uint64_t out_of_range;
+  std::uint64_t overflow;
+};
+
+/// All sizes and offsets. Offsets are bytes from the window's start.
+struct Shape {
+  std::int32_t ranks, rank, tokens /* M */, top_k, hidden;
+  std::int32_t experts, local, first,
+      most_local;        ///< all; ours; our first id; the largest of all ranks
+  std::int32_t uniform;  ///< experts of each rank if all have the same number, else 0
+  std::int32_t capacity;
+  std::int32_t sets;
+  std::int32_t row_cells;      ///< data cells of a row whose bytes go to the output's rows
+  std::int32_t data_cells;     ///< ... and of its opaque scales
+  std::int32_t quads;          ///< extra cells
+  std::int32_t scale_words;    ///< words of one row's scales in the output
+  std::int32_t combine_cells;  ///< of a bf16 row
+  std::int32_t combine_quads;
+  std::int32_t id_cells, weight_cells;
+  std::int32_t mask_words;  ///< of one source: bits of its tokens
+  std::int32_t per_token;   ///< min(K, most_local): rows a token can have here
+  std::uint8_t fp8, rank_major, column_major, power_of_two, packed, place_in_block, far_any,
+      reserved;
+  std::uint32_t input_row_bytes, scale_bytes;
+  std::uint64_t row_stride, combine_stride, meta_stride, record_stride;
+  std::uint64_t meta, rows, combine, hello;             ///< receive buffers
+  std::uint64_t stage_meta, stage_rows, stage_combine;  ///< on their way to far peers
+  std::uint64_t control, failed, verdict, waited,
+      expert_rank;  ///< see Control; u32[R], u64[R], u64[3R], u16[E]
+  std::uint64_t handles, handle_stride;
+  // Within a handle:
+  std::uint64_t counts, source, weights, expert_ids, list, pairs, records;
+  std::uint64_t own_rank, own_sorted, own_distinct, own_weights;
+  std::uint64_t deadline_ns;
+  std::uint64_t far[kMaxRanks / 64];  ///< bit r: rank r is reached by puts and signals
+
+  MARROW_HOST_DEVICE bool is_far(int peer) const {
+    return far_any && (far[peer / 64] >> (peer % 64) & 1);
+  }
+  MARROW_HOST_DEVICE int rows_per_batch() const { return ranks * tokens; }
+  MARROW_HOST_DEVICE std::uint64_t meta_at(int set, int source) const {
+    return meta + (static_cast<std::uint64_t>(set) * ranks + source) * meta_stride;
+  }
+  MARROW_HOST_DEVICE std::uint64_t row_at(int set, int source, int token) const {
+    return rows +
+           ((static_cast<std::uint64_t>(set) * ranks + source) * tokens + token) * row_stride;
+  }
+  MARROW_HOST_DEVICE std::uint64_t combine_at(int set, int token, int column) const {
+    return combine +
+           ((static_cast<std::uint64_t>(set) * tokens + token) * top_k + column) * combine_stride;
+  }
+  MARROW_HOST_DEVICE std::uint64_t hello_at(int set, int source) const {
+    return hello + (static_cast<std::uint64_t>(set) * ranks + source) * 16;
+  }
+};
+
+/// Shared memory of a receiving block that places rows itself.
+struct PlaceMemory {
+  std::uint32_t masks, prefixes, any, any_prefix, ids, list, counts, bytes;
+};
+/// Columns that rows are counted in: experts, or (rank-major) one.
+MARROW_HOST_DEVICE constexpr int columns_of(const Shape& s) { return s.rank_major ? 1 : s.local; }
+MARROW_HOST_DEVICE constexpr int any_words(const Shape& s) {
+  return (s.ranks * s.tokens + 31) / 32;
+}
+MARROW_HOST_DEVICE inline PlaceMemory place_memory(const Shape& s) {
+  PlaceMemory m{};
+  const auto words = static_cast<std::uint32_t>(s.ranks * s.mask_words);
+  const auto columns = static_cast<std::uint32_t>(columns_of(s));
+  const auto slots = static_cast<std::uint32_t>(s.ranks * s.tokens);
+  std::uint32_t at = 0;
+  const auto take = [&at](std::uint32_t bytes) {
+    const std::uint32_t here = at;
+    at += (bytes + 15) & ~15u;
+    return here;
+  };
+  m.masks = take(columns * words * 4);
+  m.any =
+      take(static_cast<std::uint32_t>(any_words(s)) * 4);  // follows the masks: cleared together
+  m.prefixes = take(columns * words * 4);
+  m.any_prefix = take(static_cast<std::uint32_t>(any_words(s)) * 4);
+  m.ids = take(slots * s.top_k * 2);
+  m.list = take(slots * 4);
+  m.counts = take((columns + s.ranks + 8) * 4);
+  m.bytes = at;
+  return m;
+}
+
+/// Bytes of shared memory that a sending block uses for its tokens' lists.
+inline constexpr int kTokensAtOnce = 16;
+
+/// Works out everything but `rank`'s own numbers from a checked config. far: one bool a rank.
+struct Plan {
+  Shape shape;
+  MemoryNeeded memory;
+};
+/// @throws Error(invalid_argument) naming the field, its value and its range
+Plan make_plan(const Config& config, int rank, const std::vector<bool>& far);
+/// Fills the defaults in. @throws Error(invalid_argument)
+Config checked(Config config, int ranks, bool on_gpu);
+
+}  // namespace marrow::ep

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// marrow-test: tsan asan
+// Dispatch and combine on every path, ranks as threads, against the plain reference.
+#include <gtest/gtest.h>
+
+#include "ep/scenario.hpp"
+#include "thread_ranks.hpp"
+
+namespace marrow::ep_test {
+namespace {
+
+Config config_for(const std::string& path, int rank, int ranks) {
+  Config config;
+  auto& p = config.parameters;
+  p["MARROW_WAIT_TIMEOUT"] = "20s";
+  if (path == "lsa") return config;
+  p["MARROW_NIC"] = "softnic";
+  p["MARROW_NETWORK"] = "shm";
+  std::string list;
+  static constexpr const char* kNames[] = {"lsa", "gda", "proxy"};
+  for (int peer = 0; peer < ranks; ++peer) {
+    const std::string one = path != "mixed" ? path : kNames[peer == rank ? 0 : (rank + peer) % 3];
+    list += (peer ? "," : "") + one;
+  }
+  p["MARROW_PATH"] = path == "mixed" ? list : path;
+  return config;
+}
+
+void run(int ranks, const std::string& path, const Scenario& scenario) {
+  const auto results = test::as_threads(ranks, [&](int rank, const UniqueId& id) {
+    Communicator comm(id, ranks, rank, config_for(path, rank, ranks));
+    HostMemory memory;
+    std::string wrong;
+    {
+      Checker checker(comm, scenario, memory);
+      wrong = checker.run();
+      checker.group().close();
+    }
+    comm.close();
+    return wrong;
+  });
+  for (const std::string& result : results) EXPECT_EQ(result, "") << path << " " << ranks;
+}
+
+Scenario small(int ranks) {
+  Scenario s;
+  s.config.experts.assign(static_cast<std::size_t>(ranks), 3);
+  s.config.max_tokens = 5;
+  s.config.hidden = 272;  // the last group of channels is partial
+  s.config.top_k = 4;
+  s.config.deadline = std::chrono::seconds(20);
+  s.tokens = {5, 0, 3, 1};
+  s.batches = 5;
+  return s;
+}
+
+TEST(EpPaths, EveryPath) {
+  for (const char* path : {"lsa", "gda", "proxy", "mixed"}) {
+    for (int ranks : {1, 2, 3, 4}) run(ranks, path, small(ranks));
+  }
+}
+
+TEST(EpPaths, Payloads) {
+  Scenario s = small(2);
+  s.config.scales = ep::Scales::power_of_two;
+  run(2, "lsa", s);
+  s.config.scales = ep::Scales::ue8m0;
+  s.config.scale_order = ep::ScaleOrder::column_major;
+  run(2, "lsa", s);
+  s.config.payload = ep::Payload::bf16;
+  run(2, "lsa", s);
+  run(2, "gda", s);
+  s.config.payload = ep::Payload::opaque;
+  s.config.row_bytes = 528;
+  s.config.scale_bytes = 36;
+  run(2, "lsa", s);
+  run(2, "proxy", s);
+  s.config.scale_order = ep::ScaleOrder::row_major;
+  run(2, "lsa", s);
+}
+
+TEST(EpPaths, RankMajor) {
+  Scenario s = small(3);
+  s.config.layout = ep::Layout::rank_major;
+  run(3, "lsa", s);
+  run(3, "mixed", s);
+}
+
+TEST(EpPaths, SplitPhasesAndSeveralBatchesInFlight) {
+  for (int in_flight : {1, 3}) {
+    Scenario s = small(3);
+    s.config.batches_in_flight = in_flight;
+    s.split = true;
+    s.batches = 9;
+    run(3, "lsa", s);
+    run(3, "mixed", s);
+  }
+}
+
+TEST(EpPaths, SeveralBlocksAndThreads) {
+  Scenario s = small(2);
+  s.config.max_sms = 5;  // some send, the others receive
+  s.config.threads = 2;
+  s.config.max_tokens = 40;
+  s.tokens = {40, 33};
+  s.batches = 3;
+  run(2, "lsa", s);
+  s.config.layout = ep::Layout::rank_major;
+  run(2, "lsa", s);
+}
+
+TEST(EpPaths, WhatRoutersGetWrong) {
+  Scenario s = small(2);
+  s.duplicate = 0.3;
+  s.foreign = 0.2;
+  s.config.experts = {1, 6};
+  run(2, "lsa", s);
+  s.config.experts = {0, 5};
+  run(2, "gda", s);
+  s.absent = 1.0;
+  run(2, "lsa", s);
+}
+
+TEST(EpPaths, CapacityThatOverflows) {
+  Scenario s = small(2);
+  s.hot = true;
+  s.absent = 0;
+  s.config.capacity = 4;
+  run(2, "lsa", s);
+  run(2, "proxy", s);
+}
+
+TEST(EpPaths, PlacedByAKernelOfItsOwn) {
+  Scenario s = small(2);
+  s.config.experts = {200, 300};
+  s.config.max_tokens = 600;  // too many bits for a block's shared memory
+  s.config.hidden = 32;
+  s.config.capacity = 50;
+  s.tokens = {600, 70};
+  s.batches = 1;
+  s.config.threads = 2;
+  run(2, "lsa", s);
+  s.config.layout = ep::Layout::rank_major;
+  s.config.max_tokens = 3300;
+  s.tokens = {300, 70};
+  run(2, "lsa", s);
+}
+
+}  // namespace
+}  // namespace marrow::ep_test
