@@ -138,8 +138,8 @@ TEST(EpPaths, PlacedByAKernelOfItsOwn) {
   s.config.capacity = 50;
   s.tokens = {600, 70};
   s.batches = 1;
-  s.config.threads = 2;
   run(2, "lsa", s);
+  s.config.threads = 2;
   s.config.layout = ep::Layout::rank_major;
   s.config.max_tokens = 3300;
   s.tokens = {300, 70};
