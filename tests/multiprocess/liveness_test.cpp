@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <thread>
 
 #include "marrow/device.cuh"
@@ -134,6 +136,60 @@ TEST_P(Liveness, StoppedRankResumesAndNothingIsLost) {
   std::this_thread::sleep_for(Milliseconds(5000));
   ranks.signal(1, SIGCONT);
   for (const int rank : {0, 1, 2}) EXPECT_EQ(ranks.result(rank), "ok") << "rank " << rank;
+}
+
+/// What a process holds: open files and threads.
+std::string held() {
+  std::string text;
+  for (const char* what : {"fd", "task"}) {
+    const std::filesystem::directory_iterator list(std::string("/proc/self/") + what);
+    text += to_string(std::distance(begin(list), end(list))) + " " + what + " ";
+  }
+  return text;
+}
+
+/// Talks until some peer is lost; for tests of several hosts (tests/multihost), which cut the wire. Then goes on
+/// with those that are left, and closes. Says "lost" with what check() said, "masked" with whom it works without.
+MARROW_ROLE(parted) {
+  { Communicator warm(self.id("warm"), self.nranks, self.rank, self.config()); }
+  const std::string before = held();
+  {
+    Communicator comm(self.id(), self.nranks, self.rank, self.config());
+    Window window = comm.allocate(4096);
+    DeviceCommunicatorOwner device = comm.device_communicator({.contexts = 1, .signals = 32});
+    comm.barrier();
+    self.say("ready");
+    const std::string talked = talk_all(comm, device, window, -1, 100000, 2'000'000);
+    if (talked != "talk ended with peer_failed" && talked != "talk ended with aborted")
+      return talked;
+    try {
+      comm.check();
+      return "check() threw nothing";
+    } catch (const Error& error) {
+      self.say("lost", error.what());
+    }
+    try {
+      const std::vector<bool> failed = comm.agree_failures(std::chrono::seconds(10));
+      std::string masked;
+      int last = -1;
+      for (int rank = 0; rank < self.nranks; ++rank) {
+        if (failed[rank]) masked += to_string(last = rank) + " ";
+      }
+      self.say("masked", masked);
+      if (std::count(failed.begin(), failed.end(), true) == 1) {
+        DeviceCommunicatorOwner fresh = comm.device_communicator({.contexts = 1, .signals = 32});
+        const std::string again = talk_all(comm, fresh, window, last, 20);
+        if (again != "ok") return "afterwards " + again;
+        fresh.close();
+      }
+      device.close();
+      comm.close();
+    } catch (const Error& error) {
+      self.say("masked", error.what());
+    }
+  }
+  const std::string after = held();
+  return after == before ? "ok" : "held " + before + "before and " + after + "afterwards";
 }
 
 MARROW_ROLE(revoked) {

@@ -110,11 +110,13 @@ Options parse_options(const std::string& text) {
     const std::string value = equal < item.size() ? item.substr(equal + 1) : "";
     if (key == "prov") {
       options.provider = value;
+    } else if (key == "family" && (value == "4" || value == "6")) {
+      options.family = value == "4" ? 4 : 6;
     } else if (key == "cq_data" && (value == "4" || value == "8")) {
       options.cq_data = value == "4" ? 4 : 8;
     } else {
       throw Error(Code::invalid_argument, cat("network libfabric has no option '", item, "'"),
-                  "it has prov=<provider> and cq_data=4|8");
+                  "it has prov=<provider>, family=4|6 and cq_data=4|8");
     }
   }
   return options;
@@ -143,6 +145,8 @@ std::vector<Info> find_devices(const marrow_network_services& services, const Op
     }
     std::size_t interface = 0;
     if (is_ip(info)) {
+      const std::uint32_t family = info.addr_format == FI_SOCKADDR_IN ? 4 : 6;
+      if (options.family != 0 && options.family != family) return ~std::size_t{0};
       const auto found = std::find(ips.begin(), ips.end(), ip_of(info));
       if (found == ips.end()) return ~std::size_t{0};
       interface = static_cast<std::size_t>(found - ips.begin());

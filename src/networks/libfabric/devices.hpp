@@ -14,9 +14,10 @@
 namespace marrow::networks::libfabric {
 
 struct Options {
-  std::string provider;  ///< empty: the best of those that reach other hosts
-  std::uint32_t cq_data =
-      8;  ///< bytes of remote completion data to use at most; for tests: 4 as on EFA
+  std::string provider;      ///< empty: the best of those that reach other hosts
+  std::uint32_t family = 0;  ///< 4 or 6: only addresses of that version of IP
+  /// Bytes of remote completion data to use at most; 4, as on EFA, for tests.
+  std::uint32_t cq_data = 8;
 };
 /// Throws Error(invalid_argument) naming the key.
 Options parse_options(const std::string& text);
