@@ -64,8 +64,9 @@ class Hosts:
             time.sleep(0.01)
         raise NoHosts("unshare did not start within 10 s")
 
-    def _enter(self, pid):
-        user = ["--user", "--preserve-credentials"] if self._flags else []
+    def _enter(self, pid, from_outside=True):
+        """From inside, the user namespace is the same already, and could not be entered again."""
+        user = ["--user", "--preserve-credentials"] if self._flags and from_outside else []
         return ["nsenter", "--target", str(pid), *user, "--net", "--uts"]
 
     def _make(self, flags):
@@ -107,14 +108,16 @@ class Hosts:
         return [*self._enter(self._pids[i]), *map(str, words)]
 
     def link(self, i, state):
-        """Pulls host i's cable out of the switch ("down") or puts it back ("up")."""
-        _run([*self._enter(self._switch), "ip", "link", "set", f"port{i}", state], "moving a cable")
+        """Pulls host i's cable out of the switch ("down") or puts it back ("up"). The port itself stays up: after a port
+        was down, the kernel may take seconds to notice that it is up again."""
+        where = ["nomaster"] if state == "down" else ["master", "switch"]
+        _run([*self._enter(self._switch), "ip", "link", "set", f"port{i}", *where], "moving a cable")
 
     def agent(self, path):
         """A remote shell for mpirun: first argument an address of ours, then words for sh -c."""
         lines = ["#!/bin/sh", 'host=$1; shift', 'case $host in']
         for i in range(self.count):
-            enter = " ".join(self.command(i, []))
+            enter = " ".join(self._enter(self._pids[i], from_outside=False))
             lines.append(f'  {self.address(i)}|{self.name(i)}) exec {enter} sh -c "$*" ;;')
         lines += ['esac', 'echo "no host $host" >&2', "exit 1", ""]
         path.write_text("\n".join(lines))
