@@ -68,6 +68,8 @@ install_command() {
         libclang-rt-dev) names+=(compiler-rt) ;;
         libibverbs-dev) names+=(rdma-core-devel) ;;
         libfabric-dev) names+=(libfabric-devel) ;;
+        openmpi-bin) names+=(openmpi) ;;
+        iproute2) names+=(iproute) ;;
         ibverbs-utils) names+=(libibverbs-utils) ;;
         *) names+=("$name") ;;
       esac

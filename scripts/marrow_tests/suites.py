@@ -230,6 +230,8 @@ ALL = [
     Suite("conformance", "the contract of every operation, over the paths", labelled("conformance"), needs=NEEDS),
     Suite("litmus", "memory-order litmus tests", labelled("litmus"), needs=NEEDS),
     Suite("multiprocess", "ranks as processes, launchers, killed ranks", labelled("multiprocess"), needs=NEEDS),
+    Suite("multihost", "three hosts as network namespaces: mpirun, cables that are pulled", labelled("multihost"),
+          needs=NEEDS),
     Suite("cli", "the command `marrow`", labelled("cli"), needs=NEEDS),
     Suite("install", "find_package, pkg-config, uninstall", labelled("install"), needs=NEEDS),
     Suite("examples", "each example against an installed Marrow", examples.run, needs=NEEDS),
