@@ -115,7 +115,7 @@ void unmap_device(void* user, void* address, std::uint64_t bytes) {
 const char* parameter(void* user, const char* name) {
   thread_local std::string text;
   try {
-    text = base::parameter_string(name, static_cast<Link*>(user)->parameters());
+    text = base::parameter_text(name, static_cast<Link*>(user)->parameters()).text;
     return text.c_str();
   } catch (const std::exception&) {  // not declared
     return nullptr;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fstream>
 
 #include "base/log.hpp"
 #include "base/system_error.hpp"
@@ -139,6 +140,12 @@ bool Device::takes_gpu_memory(std::string* why) const {
   }
   if (why) *why = reason;
   return reason.empty();
+}
+
+int Device::numa_node() const {
+  int node = -1;
+  std::ifstream(cat("/sys/class/infiniband/", name_, "/device/numa_node")) >> node;
+  return node;
 }
 
 }  // namespace marrow::networks::rdma

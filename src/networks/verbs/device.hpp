@@ -34,6 +34,9 @@ class Device {
   /// Whether GPU memory can be registered; `why` says why not.
   bool takes_gpu_memory(std::string* why) const;
 
+  /// -1: unknown or none.
+  int numa_node() const;
+
   /// What the last call through the table said; read errno at once.
   std::string failure() const;
 

@@ -17,8 +17,9 @@ constexpr const char* kKeys =
     "provider";
 
 /// The communicator's value of a parameter; the environment's where nobody lends one.
-std::string parameter(const marrow_network_services&, const char* name) {
-  return base::parameter_text(name).text;
+std::string parameter(const marrow_network_services& services, const char* name) {
+  const char* lent = services.parameter ? services.parameter(services.user, name) : nullptr;
+  return lent ? std::string(lent) : base::parameter_text(name).text;
 }
 
 std::int64_t number(const std::string& key, const std::string& value, std::int64_t minimum,

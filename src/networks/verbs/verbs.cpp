@@ -51,6 +51,7 @@ int properties(void* instance, std::uint32_t device, marrow_network_properties* 
     p.device_memory = opened->takes_gpu_memory(nullptr);
     p.host_only = p.emulated = opened->emulated();
     p.immediate_bytes = 4;
+    p.numa_node = opened->numa_node();
     p.max_inline = MARROW_NETWORK_MAX_MESSAGE;
     p.max_message = std::min(opened->port().most, kMostBytes);
     std::memcpy(out, &p, std::min<std::size_t>(out->size, sizeof(p)));
