@@ -20,17 +20,6 @@ using base::cat;
 constexpr std::uint8_t kHopLimit = 64;
 constexpr std::uint8_t kGrhRequired = 1;  // ibv_port_attr::flags
 
-const char* state_name(int state) {
-  switch (state) {
-    case 1: return "down";
-    case 2: return "initialising";
-    case 3: return "armed";
-    case kPortActive: return "active";
-    case 5: return "deferred";
-    default: return "in no known state";
-  }
-}
-
 bool is_zero(const ibv_gid& gid) {
   return std::all_of(std::begin(gid.raw), std::end(gid.raw), [](auto b) { return b == 0; });
 }
@@ -75,6 +64,17 @@ ibv_port_attr query(const Table& table, ibv_context* context, const std::string&
 }
 
 }  // namespace
+
+const char* port_state_name(int state) noexcept {
+  switch (state) {
+    case 1: return "down";
+    case 2: return "initialising";
+    case 3: return "armed";
+    case kPortActive: return "active";
+    case 5: return "deferred";
+    default: return "in no known state";
+  }
+}
 
 const char* name(GidKind kind) noexcept {
   switch (kind) {
@@ -156,7 +156,8 @@ Port choose_port(const Table& table, ibv_context* context, const std::string& de
     attributes = query(table, context, device, n);
     port.number = static_cast<std::uint8_t>(n);
     active = attributes.state == kPortActive;
-    states += cat(states.empty() ? "" : ", ", "port ", n, " is ", state_name(attributes.state));
+    states +=
+        cat(states.empty() ? "" : ", ", "port ", n, " is ", port_state_name(attributes.state));
   }
   if (!active) {
     throw Error(Code::unsupported, cat(device, ": ", states.empty() ? "it has no port" : states),

@@ -17,6 +17,9 @@
 
 namespace marrow::verbs {
 
+/// ibv_port_attr::state: "active", "down".
+const char* port_state_name(int state) noexcept;
+
 enum class GidKind : std::uint8_t { infiniband = 0, roce_v1 = 1, roce_v2 = 2, unknown = 3 };
 const char* name(GidKind kind) noexcept;
 

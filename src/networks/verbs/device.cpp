@@ -12,6 +12,7 @@
 #include "base/text.hpp"
 #include "cuda/driver.hpp"
 #include "marrow/error.hpp"
+#include "networks/guarded.hpp"
 
 namespace marrow::networks::rdma {
 namespace {
@@ -102,7 +103,7 @@ std::shared_ptr<Device> Device::open(const Options& options, const std::string& 
         return device;
       } catch (const Error& error) {
         if (error.code() == Code::invalid_argument) throw;
-        tried += cat(tried.empty() ? "" : "; ", error.sentence());
+        tried += cat(tried.empty() ? "" : "; ", one_sentence(error));
       }
     }
     if (tried.empty()) {
@@ -140,6 +141,13 @@ bool Device::takes_gpu_memory(std::string* why) const {
   }
   if (why) *why = reason;
   return reason.empty();
+}
+
+std::string Device::port_trouble() const {
+  v::ibv_port_attr attributes{};
+  if (table_.query_port(context_, port_.number, &attributes) != 0) return "the device is gone";
+  if (attributes.state == v::kPortActive) return {};
+  return cat("port ", int{port_.number}, " is ", v::port_state_name(attributes.state));
 }
 
 int Device::numa_node() const {

@@ -34,6 +34,8 @@ class Device {
   /// Whether GPU memory can be registered; `why` says why not.
   bool takes_gpu_memory(std::string* why) const;
 
+  /// Empty while the port is active, else what it is: "port 1 is down".
+  std::string port_trouble() const;
   /// -1: unknown or none.
   int numa_node() const;
 

@@ -211,9 +211,12 @@ std::string Endpoint::failure_of(std::uint32_t peer, const Slot* slot, const v::
                    : cat("at offset ", slot->offset, " "),
                "to");
   }
+  const std::string port = device_->port_trouble();
   return cat(what, " rank ", peer, " over ", device_->name(), " failed: ", status_text(wc.status),
-             wc.vendor_err ? cat(", vendor code ", wc.vendor_err) : "", "; ",
-             status_advice(wc.status, options_));
+             wc.vendor_err ? cat(", vendor code ", wc.vendor_err) : "",
+             port.empty() ? "" : cat(", and ", port), "; ",
+             port.empty() ? status_advice(wc.status, options_)
+                          : std::string("check the cable, `ip link` and `rdma link`"));
 }
 
 void Endpoint::on_send(Peer& peer, const v::ibv_wc& wc) {
