@@ -24,6 +24,23 @@ need_packages() {
   exit 2
 }
 
+# want_packages PURPOSE PACKAGE...: the same, but who needs them can do without: says so and returns 1.
+want_packages() {
+  local purpose=$1
+  shift
+  [ $# -eq 0 ] && return 0
+  if can_install; then
+    echo "Installing $* for $purpose ..." >&2
+    if as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=1 update </dev/null >&2 &&
+      as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@" </dev/null >&2; then
+      hash -r
+      return 0
+    fi
+  fi
+  echo "$purpose is left out; it needs: $*" >&2
+  return 1
+}
+
 as_root() {
   if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo -n "$@"; fi
 }

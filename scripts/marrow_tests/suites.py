@@ -232,6 +232,7 @@ ALL = [
     Suite("multiprocess", "ranks as processes, launchers, killed ranks", labelled("multiprocess"), needs=NEEDS),
     Suite("multihost", "three hosts as network namespaces: mpirun, cables that are pulled", labelled("multihost"),
           needs=NEEDS),
+    Suite("softroce", "the verbs network on a real kernel's soft-RoCE, in a guest", labelled("softroce"), needs=NEEDS),
     Suite("cli", "the command `marrow`", labelled("cli"), needs=NEEDS),
     Suite("install", "find_package, pkg-config, uninstall", labelled("install"), needs=NEEDS),
     Suite("examples", "each example against an installed Marrow", examples.run, needs=NEEDS),
