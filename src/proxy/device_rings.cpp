@@ -23,6 +23,7 @@ DeviceRings::DeviceRings(memory::Arena& arena, const Requirements& requirements,
   const std::size_t line_at = (rings << log_size_) * sizeof(ProxyDescriptor);
   const std::size_t result_at = line_at + rings * sizeof(Line);
   const std::size_t completion_at = result_at + rings * kProxyFetchSlots * sizeof(ProxyChunk);
+  static_assert(kProxyFetchSlots * sizeof(ProxyChunk) % alignof(ProxyCompletion) == 0);
   const memory::Block block =
       arena.allocate(completion_at + queues * sizeof(ProxyCompletion), Memory::host);
   slots_ = reinterpret_cast<ProxyDescriptor*>(block.host);
@@ -64,6 +65,7 @@ DeviceRings::DeviceRings(memory::Arena& arena, const Requirements& requirements,
   ProxyDevice device;
   device.abi = kAbiVersion;
   device.threads = static_cast<std::uint32_t>(threads_);
+  device.magic = proxy_magic(device.threads);
   device.rings =
       static_cast<ProxyRing*>(arena.upload(image.data(), image.size() * sizeof(ProxyRing)));
   device.posted = static_cast<std::uint64_t*>(

@@ -16,8 +16,16 @@ Engine::Engine(int thread, int threads, int rank, int nranks, Board& board, cons
       hooks_(hooks),
       view_(board.view()),
       failed_(nranks),
-      down_(nranks),
-      outboxes_(nranks) {}
+      down_(nranks) {
+  for (int peer = 0; peer < nranks; ++peer)
+    outboxes_.emplace_back(static_cast<std::uint32_t>(peer));
+}
+
+void Engine::use(Link& link) {
+  link_ = &link;
+  ordered_ = link.properties().ordered != 0;
+  max_message_ = link.properties().max_message;
+}
 
 marrow_network_events Engine::events() {
   return {this,
@@ -40,6 +48,7 @@ bool Engine::step() {
   busy |= drain();
   busy |= push();
   busy |= reap();
+  publish();
   if (!settled_) settle();
   return busy;
 }
@@ -51,9 +60,14 @@ void Engine::report(int peer, Code code, const std::string& sentence,
 
 // --- the board --------------------------------------------------------------------------------
 
+void Engine::see(std::shared_ptr<const View> view) {
+  view_ = std::move(view);
+  found_.fill({});
+}
+
 bool Engine::refresh() {
   if (board_.version() == seen_) return false;
-  view_ = board_.view();
+  see(board_.view());
   seen_ = view_->version;
   settled_ = false;
   for (int peer = 0; peer < nranks_; ++peer) {
@@ -78,10 +92,10 @@ void Engine::attach(const std::shared_ptr<DeviceRings>& rings) {
   auto device = std::make_unique<DeviceState>();
   device->rings = rings;
   for (int c = 0; c < rings->contexts(); ++c) {
-    device->readers.emplace_back(rings->slots(c, thread_), rings->log_size(), rings->first_index());
+    const RingReader reader(rings->slots(c, thread_), rings->log_size(), rings->first_index());
+    device->contexts.push_back(std::make_unique<Ring>(*device, reader, c, rings->counters()));
+    device->contexts.back()->queues.resize(nranks_);
   }
-  device->outstanding.resize(rings->contexts());
-  device->queues.resize(static_cast<std::size_t>(rings->contexts()) * nranks_);
   devices_.push_back(std::move(device));
   first_sequences_.try_emplace(rings->number(), static_cast<std::uint32_t>(rings->first_index()));
 }
@@ -90,242 +104,240 @@ void Engine::attach(const std::shared_ptr<DeviceRings>& rings) {
 void Engine::settle() {
   bool clean = true;
   for (auto& device : devices_) {
-    if (!device->removed) continue;
-    drop_queued(*device);
-    for (std::uint32_t slot = 0; slot < operations_.size(); ++slot) {
-      Operation& op = operations_[slot];
-      if (!op.active || op.device != device.get()) continue;
-      if (op.network != 0) {
-        clean = false;
-        continue;
-      }
-      op.active = false;  // only an answer is awaited: nobody asks for it any more
-      ++op.generation;
-      --device->active;
-      free_.push_back(slot);
-    }
-    // Its peers' memory may go after this: what is on the way has to land first.
-    clean &= all_seen(*device);
+    if (device->removed) clean &= settle(*device);
   }
-  if (clean) std::erase_if(devices_, [](const auto& d) { return d->removed && d->active == 0; });
-  for (const Operation& op : operations_) {
-    if (op.active && op.network != 0 && op.region != kNoRegion && !view_->find(op.region))
-      clean = false;
+  if (clean) std::erase_if(devices_, [](const auto& device) { return device->removed; });
+  for (Queue* queue : queues_) {
+    if (!queue) continue;
+    queue->each([&](std::uint64_t, const Operation& op) {
+      if (op.network != 0 && op.region != kNone && !view_->find(op.region)) clean = false;
+    });
   }
   if (!clean) return;
   settled_ = true;
   board_.acknowledge(thread_, seen_);
 }
 
+/// Ends what is under way of a closed device communicator. @return whether nothing of it is on the network
+bool Engine::settle(DeviceState& device) {
+  drop_queued(device);
+  bool clean = true;
+  for (const auto& ring : device.contexts) {
+    for (const auto& queue : ring->queues) {
+      if (!queue) continue;
+      queue->each([&](std::uint64_t, Operation& op) {
+        if (op.network != 0) {
+          clean = false;
+          return;
+        }
+        // Only an answer is awaited: nobody asks for it any more.
+        if (op.extra != kNone) free_extras_.push_back(op.extra);
+        op.done = true;
+      });
+    }
+  }
+  // Its peers' memory may go after this: what is on the way has to land first.
+  clean &= all_seen(device);
+  if (clean) detach(device);
+  return clean;
+}
+
+/// Gives the ids of its queues back.
+void Engine::detach(DeviceState& device) {
+  for (const auto& ring : device.contexts) {
+    for (auto& queue : ring->queues) {
+      if (!queue) continue;
+      next_numbers_[queue->id()] = queue->next_number();
+      queues_[queue->id()] = nullptr;
+      free_ids_.push_back(queue->id());
+      queue.reset();
+    }
+  }
+}
+
 /// Network operations of this device that were not posted yet are not posted any more.
 void Engine::drop_queued(const DeviceState& device) {
   for (Outbox& box : outboxes_) {
-    const auto queued = box.operations.begin() + static_cast<std::ptrdiff_t>(box.head);
-    const auto kept =
-        std::remove_if(queued, box.operations.end(), [&](marrow_network_operation& o) {
-          Operation* op = of_token(o.token);
-          if (!op || op->device != &device) return false;
-          --op->network;
-          return !skip_instead(o);
-        });
-    box.operations.erase(kept, box.operations.end());
+    box.filter([&](marrow_network_operation& o) {
+      Queue* queue = queue_of(o.token);
+      Operation* op = queue && &queue->ring->device == &device ? queue->find(o.token) : nullptr;
+      if (!op) return true;
+      --op->network;
+      return skip_instead(o);
+    });
   }
 }
 
 void Engine::fail_operations(int peer) {
   forget_unseen(static_cast<std::uint32_t>(peer));
-  Outbox& box = outboxes_[peer];
-  for (std::size_t i = box.head; i < box.operations.size(); ++i) {
-    if (Operation* op = of_token(box.operations[i].token)) --op->network;
-  }
-  box.operations.clear();
-  box.head = 0;
-  for (std::uint32_t slot = 0; slot < operations_.size(); ++slot) {
-    Operation& op = operations_[slot];
-    if (!op.active || op.queue->peer != peer) continue;
-    op.status = worse(op.status, Status::peer_failed);
-    op.reply = false;
-    finish_if_done(slot);
+  outboxes_[peer].filter([&](const marrow_network_operation& o) {
+    Queue* queue = queue_of(o.token);
+    Operation* op = queue ? queue->find(o.token) : nullptr;
+    if (op) --op->network;
+    return false;
+  });
+  for (Queue* queue : queues_) {
+    if (!queue || queue->peer != peer) continue;
+    queue->each([&](std::uint64_t, Operation& op) {
+      op.fail(Status::peer_failed);
+      op.reply = false;
+      finish_if_done(*queue, op);
+    });
   }
 }
 
-const Region* Engine::find(std::uint32_t id) {
-  if (const Region* region = view_->find(id)) return region;
-  // Registered after this pass began: whoever named it has seen the registration, so we do too.
-  if (board_.version() == view_->version) return nullptr;
-  view_ = board_.view();
-  return view_->find(id);
+const Region* Engine::find_anew(std::uint32_t id) {
+  const Region* region = view_->find(id);
+  if (!region && board_.version() != view_->version) {
+    // Registered after this pass began: whoever named it has seen the registration, so we do too.
+    see(board_.view());
+    region = view_->find(id);
+  }
+  if (region) found_[id % kFound] = {id, region};
+  return region;
 }
 
 // --- completion -------------------------------------------------------------------------------
 
-std::uint32_t Engine::begin(DeviceState& device, int context, std::uint64_t index,
-                            const ProxyOperation& d) {
-  auto& made = device.queues[static_cast<std::size_t>(context) * nranks_ + d.peer];
-  if (!made) {
-    made = std::make_unique<Queue>();
-    made->context = context;
-    made->peer = d.peer;
-    made->completion = &device.rings->completion(context, d.peer);
-    made->stream = device.rings->number() + static_cast<std::uint32_t>(context);
-    made->sending = &sending(d.peer, made->stream);
-  }
-  Queue& queue = *made;
-  std::uint32_t slot;
-  if (free_.empty()) {
-    slot = static_cast<std::uint32_t>(operations_.size());
-    operations_.emplace_back();
+/// Null: that rank is not served here.
+Queue* Engine::make_queue(Ring& ring, std::uint32_t peer) {
+  if (peer >= static_cast<std::uint32_t>(nranks_) ||
+      peer % static_cast<std::uint32_t>(threads_) != static_cast<std::uint32_t>(thread_))
+    return nullptr;
+  std::uint64_t id;
+  if (free_ids_.empty()) {
+    id = queues_.size();
+    if (id > Queue::kMaxId) {
+      throw Error(Code::internal, base::cat(id, " queues of the proxy path are in use"),
+                  "use fewer contexts or device communicators");
+    }
+    queues_.push_back(nullptr);
+    next_numbers_.push_back(0);
   } else {
-    slot = free_.back();
-    free_.pop_back();
+    id = free_ids_.back();
+    free_ids_.pop_back();
   }
-  Operation& op = operations_[slot];
-  op = Operation{.generation = op.generation, .active = true};
-  op.device = &device;
-  op.queue = &queue;
-  op.number = queue.first_number + queue.open.size();
-  op.opcode = d.opcode;
-  op.counter = d.counter;
-  op.result_slot = d.result_slot;
-  op.result_generation = d.generation;
-  queue.open.push_back({index, false});
-  ++device.active;
-  ++device.outstanding[context];
-  return slot;
+  DeviceRings& rings = *ring.device.rings;
+  ring.queues[peer] = std::make_unique<Queue>(id, next_numbers_[id]);
+  Queue* queue = queues_[id] = ring.queues[peer].get();
+  queue->ring = &ring;
+  queue->context = ring.context;
+  queue->peer = static_cast<int>(peer);
+  queue->completion = &rings.completion(ring.context, static_cast<int>(peer));
+  queue->outbox = &outboxes_[peer];
+  queue->stream = rings.number() + static_cast<std::uint32_t>(ring.context);
+  queue->sending = &sending(peer, queue->stream);
+  return queue;
 }
 
-Engine::Operation* Engine::of_token(std::uint64_t token) {
-  const auto slot = static_cast<std::uint32_t>(token);
-  if (token == 0 || slot >= operations_.size()) return nullptr;
-  Operation& op = operations_[slot];
-  return op.active && op.generation == token >> 32 ? &op : nullptr;
-}
-
-void Engine::finish_if_done(std::uint32_t slot) {
-  Operation& op = operations_[slot];
-  if (op.network != 0 || op.reply) return;
-  Queue& queue = *op.queue;
-  DeviceState& device = *op.device;
-  const bool fetch = op.opcode == ProxyOpcode::fetch_add || op.opcode == ProxyOpcode::compare_swap;
-  if (fetch && op.result_slot < kProxyFetchSlots) {
-    ProxyChunk* result = device.rings->results(queue.context, thread_) + op.result_slot;
-    // A slot whose user gave up may have a newer user: then nobody waits for this one.
-    const auto last = static_cast<std::uint32_t>(result->high);
-    if (static_cast<std::int32_t>(op.result_generation - last) > 0) {
-      store_cell(result, Cell16{op.old_value, static_cast<std::uint64_t>(op.status) << 32 |
-                                                  op.result_generation});
+Extra& Engine::extra_of(Operation& op) {
+  if (op.extra == kNone) {
+    if (free_extras_.empty()) {
+      op.extra = static_cast<std::uint32_t>(extras_.size());
+      extras_.emplace_back();
+    } else {
+      op.extra = free_extras_.back();
+      free_extras_.pop_back();
+      extras_[op.extra] = {};
     }
   }
-  if (op.status != Status::ok) {
-    const std::uint64_t worst =
-        std::max<std::uint64_t>(queue.completion->status, static_cast<std::uint64_t>(op.status));
-    std::atomic_ref(queue.completion->status).store(worst, std::memory_order_relaxed);
-  } else if (op.counter >= 0) {
-    std::atomic_ref(*device.rings->counter(op.counter)).fetch_add(1, std::memory_order_release);
-  }
-  queue.open[op.number - queue.first_number].done = true;
-  op.active = false;
-  ++op.generation;
-  free_.push_back(slot);
-  --device.active;
-  --device.outstanding[queue.context];
-  publish(queue);
+  return extras_[op.extra];
 }
 
-void Engine::publish(Queue& queue) {
-  if (!queue.open.front().done) return;
-  std::uint64_t end = 0;
-  while (!queue.open.empty() && queue.open.front().done) {
-    end = queue.open.front().index + 1;
-    queue.open.pop_front();
-    ++queue.first_number;
+/// What an operation leaves besides its completion.
+void Engine::say_result(Queue& queue, Operation& op) {
+  DeviceRings& rings = *queue.ring->device.rings;
+  if (op.extra != kNone) {
+    const Extra extra = extras_[op.extra];
+    free_extras_.push_back(op.extra);
+    op.extra = kNone;
+    ProxyChunk* result = rings.results(queue.context, thread_) + extra.result_slot;
+    // A slot whose user gave up may have a newer user: then nobody waits for this one.
+    const auto last = static_cast<std::uint32_t>(result->high);
+    if (static_cast<std::int32_t>(extra.result_generation - last) > 0) {
+      store_cell(result, Cell16{extra.old_value, static_cast<std::uint64_t>(op.status) << 32 |
+                                                     extra.result_generation});
+    }
   }
-  // Publishes what the operations wrote here and that their sources were read; meets PathProxy::test.
-  std::atomic_ref(queue.completion->completed).store(end, std::memory_order_release);
+  if (op.status != 0) {
+    const std::uint64_t worst = std::max<std::uint64_t>(queue.completion->status, op.status);
+    std::atomic_ref(queue.completion->status).store(worst, std::memory_order_relaxed);
+  } else if (op.counter >= 0) {
+    std::atomic_ref count(*rings.counter(op.counter));
+    if (threads_ == 1) {  // nobody else adds to it
+      count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    } else {
+      count.fetch_add(1, std::memory_order_release);
+    }
+  }
+}
+
+/// Tells kernels what ended in this pass.
+void Engine::publish() {
+  for (Queue* queue : to_publish_) {
+    queue->listed = false;
+    const std::uint64_t end = queue->retire();
+    // Publishes what the operations wrote here and that their sources were read; meets PathProxy::test.
+    if (end != 0)
+      std::atomic_ref(queue->completion->completed).store(end, std::memory_order_release);
+  }
+  to_publish_.clear();
 }
 
 bool Engine::reap() {
   bool any = false;
-  marrow_network_completion done[64];
+  marrow_network_completion done[kBatch];
   for (;;) {
-    const int n = link_->network().test(link_->endpoint(), done, 64);
+    const int n = link_->network().test(link_->endpoint(), done, kBatch);
     if (n < 0) report(-1, Code::network, link_->network().last_error());
     if (n <= 0) return any;
     any = true;
-    for (int i = 0; i < n; ++i) complete(done[i]);
+    for (int i = 0; i < n; ++i) {
+      Queue* queue = queue_of(done[i].token);
+      Operation* op = queue ? queue->find(done[i].token) : nullptr;
+      if (!op) continue;  // an answer of ours, or its device communicator is closed
+      --op->network;
+      if (done[i].status != MARROW_NETWORK_OK) [[unlikely]]
+        fail(*queue, *op, done[i].status);
+      finish_if_done(*queue, *op);
+    }
+    if (n < static_cast<int>(kBatch)) return any;
   }
 }
 
-void Engine::complete(const marrow_network_completion& completion) {
-  Operation* op = of_token(completion.token);
-  if (!op) return;  // an answer of ours, or its device communicator is closed
-  --op->network;
-  if (completion.status != MARROW_NETWORK_OK) {
-    op->status = worse(op->status, Status::peer_failed);
-    op->reply = false;
-    if (!failed_[op->queue->peer]) {
-      const int peer = op->queue->peer;
-      report(peer,
-             completion.status == MARROW_NETWORK_PEER_FAILED ? Code::peer_failed : Code::network,
-             base::cat("an operation to rank ", peer, " over network ", link_->network().name,
-                       " failed (", completion.status, ")"),
-             "look for the first error of that rank");
-    }
-  }
-  finish_if_done(static_cast<std::uint32_t>(completion.token));
+/// A network operation of that one did not succeed.
+void Engine::fail(const Queue& queue, Operation& op, int with) {
+  op.fail(Status::peer_failed);
+  op.reply = false;
+  if (failed_[queue.peer]) return;
+  report(queue.peer, with == MARROW_NETWORK_PEER_FAILED ? Code::peer_failed : Code::network,
+         base::cat("an operation to rank ", queue.peer, " over network ", link_->network().name,
+                   " failed (", with, ")"),
+         "look for the first error of that rank");
 }
 
 // --- the network ------------------------------------------------------------------------------
 
-/// A network operation for the peer, to be filled in; goes out with this pass's push.
-/// @param slot  whose completion it is part of; kNoRegion: nobody's
-marrow_network_operation& Engine::enqueue(std::uint32_t peer, std::uint32_t kind,
-                                          std::uint32_t slot) {
-  Outbox& box = outboxes_[peer];
-  if (!box.listed) {
-    box.listed = true;
-    to_push_.push_back(peer);
-  }
-  marrow_network_operation& o = box.operations.emplace_back();
-  o.kind = kind;
-  o.peer = peer;
-  if (slot != kNoRegion) {
-    o.token = token_of(slot);
-    ++operations_[slot].network;
-  }
-  return o;
-}
-
 bool Engine::push() {
   bool any = false;
   for (std::size_t i = 0; i < to_push_.size();) {
-    const std::uint32_t peer = to_push_[i];
-    Outbox& box = outboxes_[peer];
-    const std::size_t left = box.operations.size() - box.head;
-    if (left != 0) {
-      const int taken = link_->network().post(link_->endpoint(), box.operations.data() + box.head,
-                                              static_cast<std::uint32_t>(left));
+    Outbox& box = *to_push_[i];
+    if (!box.empty()) {
+      const int peer = static_cast<int>(box.first()->peer);
+      const int taken = link_->network().post(link_->endpoint(), box.first(), box.size());
       if (taken < 0) {
-        report(static_cast<int>(peer), Code::network, link_->network().last_error());
-        fail_operations(static_cast<int>(peer));
+        report(peer, Code::network, link_->network().last_error());
+        fail_operations(peer);
       } else {
         any |= taken > 0;
-        box.head += static_cast<std::size_t>(taken);
+        box.taken(static_cast<std::uint32_t>(taken));
       }
     }
-    if (box.head == box.operations.size()) {
-      box.operations.clear();
-      box.head = 0;
+    if (box.empty()) {
       box.listed = false;
       to_push_[i] = to_push_.back();
       to_push_.pop_back();
     } else {
-      if (box.head > 1024 && box.head > box.operations.size() / 2) {
-        // A queue that is never empty may not grow for ever.
-        box.operations.erase(box.operations.begin(),
-                             box.operations.begin() + static_cast<std::ptrdiff_t>(box.head));
-        box.head = 0;
-      }
       ++i;
     }
   }

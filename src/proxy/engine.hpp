@@ -5,22 +5,51 @@
 //
 // Work to peer p runs on thread p mod threads at both ends, so the network's endpoints pair up and all
 // adds to one rank's words are done by one of its threads.
+//
+// A descriptor has about 10 ns here (docs/proxy-performance.md): a pass copies a batch of them out of the
+// ring, gives the slots back, then posts the batch with one call a peer; what is published to kernels is
+// stored once a pass.
 #pragma once
 
-#include <deque>
+#include <array>
 #include <memory>
 #include <unordered_map>
 #include <vector>
 
-#include "marrow/device/status.cuh"
+#include "marrow/device/platform.cuh"
 #include "proxy/board.hpp"
 #include "proxy/device_rings.hpp"
 #include "proxy/message.hpp"
 #include "proxy/networks.hpp"
+#include "proxy/operation_queue.hpp"
 #include "proxy/ring_reader.hpp"
 #include "proxy/transport.hpp"
 
+// What every descriptor runs through is one function: as calls they would cost more than they do.
+#define MARROW_HOT [[gnu::always_inline]] inline
+
 namespace marrow::proxy {
+
+struct DeviceState;
+
+/// This thread's ring of one context.
+struct Ring {
+  Ring(DeviceState& of, RingReader from, int number, int counted)
+      : device(of), reader(from), context(number), counters(counted) {}
+
+  DeviceState& device;
+  RingReader reader;
+  int context;
+  int counters;                                ///< of the device communicator
+  std::uint64_t outstanding = 0;               ///< operations drained and not complete
+  std::vector<std::unique_ptr<Queue>> queues;  ///< [nranks], made on first use
+};
+
+struct DeviceState {
+  std::shared_ptr<DeviceRings> rings;
+  std::vector<std::unique_ptr<Ring>> contexts;
+  bool removed = false;
+};
 
 class Engine {
  public:
@@ -29,94 +58,96 @@ class Engine {
   /// The network calls these; `user` is the engine.
   marrow_network_events events();
   /// Before the first step. The link outlives the engine's steps.
-  void use(Link& link) { link_ = &link; }
+  void use(Link& link);
 
   /// One pass over everything. Whether anything happened.
   bool step();
 
  private:
-  static constexpr std::uint32_t kNoRegion = ~0u;
+  static constexpr std::uint32_t kBatch =
+      128;  ///< descriptors of one ring before others get their turn
+  static constexpr std::size_t kFound = 64;
 
-  /// Operations of one (device, context, peer), in ring order.
-  struct Queue {
-    struct Entry {
-      std::uint64_t index;
-      bool done;
-    };
-    int context = 0;
-    int peer = 0;
-    ProxyCompletion* completion = nullptr;
-    std::deque<Entry> open;          ///< from the oldest incomplete one on
-    std::uint64_t first_number = 0;  ///< number of open.front()
-    Sending* sending = nullptr;
-    std::uint32_t stream = 0;
-  };
-  struct DeviceState {
-    std::shared_ptr<DeviceRings> rings;
-    std::vector<RingReader> readers;             ///< [contexts]
-    std::vector<std::uint64_t> outstanding;      ///< [contexts] operations drained and not complete
-    std::vector<std::unique_ptr<Queue>> queues;  ///< [contexts * nranks], made on first use
-    bool removed = false;
-    std::uint64_t active = 0;  ///< operations of any context under way
-  };
-  /// A descriptor under way.
-  struct Operation {
-    std::uint32_t generation = 1;
-    bool active = false;
-    bool reply = false;         ///< an answer is awaited
-    std::uint32_t network = 0;  ///< network operations queued or posted
-    DeviceState* device = nullptr;
-    Queue* queue = nullptr;
-    std::uint64_t number = 0;
-    Status status = Status::ok;
-    ProxyOpcode opcode = ProxyOpcode::none;
-    std::int32_t counter = -1;
-    std::uint32_t region = kNoRegion;
-    std::uint32_t result_slot = 0;
-    std::uint32_t result_generation = 0;
-    std::uint64_t old_value = 0;
-  };
-  struct Outbox {
-    std::vector<marrow_network_operation> operations;
-    std::size_t head = 0;
-    bool listed = false;
+  /// An operation, its queue and what completions of its network operations carry.
+  struct Handle {
+    Queue& queue;
+    Operation& op;
+    std::uint64_t token;
   };
 
   // engine.cpp: the board, completion, the network
   bool refresh();
+  void see(std::shared_ptr<const View> view);
   void attach(const std::shared_ptr<DeviceRings>& rings);
   void settle();
+  bool settle(DeviceState& device);
+  void detach(DeviceState& device);
   void drop_queued(const DeviceState& device);
   void fail_operations(int peer);
-  const Region* find(std::uint32_t id);
-  std::uint32_t begin(DeviceState& device, int context, std::uint64_t index,
-                      const ProxyOperation& d);
-  void finish_if_done(std::uint32_t slot);
-  void publish(Queue& queue);
-  Operation* of_token(std::uint64_t token);
-  std::uint64_t token_of(std::uint32_t slot) const {
-    return static_cast<std::uint64_t>(operations_[slot].generation) << 32 | slot;
+  const Region* find(std::uint32_t id) {
+    const Found& last = found_[id % kFound];
+    return last.id == id ? last.region : find_anew(id);
   }
+  [[gnu::noinline]] const Region* find_anew(std::uint32_t id);
+  [[gnu::cold]] Queue* make_queue(Ring& ring, std::uint32_t peer);
+  Queue* queue_of(std::uint64_t token) {
+    const std::uint64_t id = token >> Queue::kNumberBits;
+    return id < queues_.size() ? queues_[id] : nullptr;
+  }
+  [[gnu::noinline]] Extra& extra_of(Operation& op);
+  void finish_if_done(Queue& queue, Operation& op) {
+    if (op.network != 0 || op.reply) return;
+    if ((op.extra & static_cast<std::uint32_t>(op.counter)) != kNone || op.status != 0)
+      say_result(queue, op);
+    op.done = true;
+    --queue.ring->outstanding;
+    if (queue.listed) return;
+    queue.listed = true;
+    to_publish_.push_back(&queue);
+  }
+  [[gnu::noinline]] void say_result(Queue& queue, Operation& op);
+  void publish();
   bool reap();
-  void complete(const marrow_network_completion& completion);
+  [[gnu::cold]] void fail(const Queue& queue, Operation& op, int with);
   bool push();
-  marrow_network_operation& enqueue(std::uint32_t peer, std::uint32_t kind, std::uint32_t slot);
+  Outbox& listed(Outbox& box) {
+    if (!box.listed) {
+      box.listed = true;
+      to_push_.push_back(&box);
+    }
+    return box;
+  }
+  /// A network operation of that one, to be filled in; goes out with this pass's push.
+  marrow_network_operation& enqueue(Handle of, std::uint32_t kind) {
+    ++of.op.network;
+    return listed(*of.queue.outbox).add(kind, of.token);
+  }
   void report(int peer, Code code, const std::string& sentence, const std::string& next_step = {});
 
   // engine_execute.cpp: descriptors
   bool drain();
-  bool drain_ring(DeviceState& device, int context);
-  void execute(DeviceState& device, int context, std::uint64_t index, const ProxyOperation& d);
-  Status start(std::uint32_t slot, Queue& queue, const ProxyOperation& d);
-  template <class Each>
-  bool move_pieces(std::uint32_t slot, const ProxyOperation& d, std::uint32_t kind, Each&& each);
-  Status start_put(std::uint32_t slot, Queue& queue, const ProxyOperation& d);
-  Status start_get(std::uint32_t slot, Queue& queue, const ProxyOperation& d);
-  Status start_fetch(std::uint32_t slot, Queue& queue, const ProxyOperation& d);
-  void start_flush(std::uint32_t slot, Queue& queue);
-  Status start_add(std::uint32_t slot, Queue& queue, const ProxyOperation& d, std::uint32_t covers);
-  void send(std::uint32_t peer, const Message& message, std::uint32_t slot);
-  const Region* window_of(std::uint32_t id, std::uint64_t offset, std::uint64_t bytes);
+  bool drain_ring(Ring& ring);
+  MARROW_HOT void execute(Ring& ring, std::uint64_t index, const ProxyDescriptor& d);
+  [[gnu::cold]] void refuse_rank(Ring& ring, std::uint64_t index, std::uint32_t peer);
+  [[gnu::cold]] void refuse(Queue& queue, Operation& op, const ProxyDescriptor& d, Status status);
+  MARROW_HOT Status start(Handle on, ProxyFields f);
+  MARROW_HOT bool move_pieces(Handle on, ProxyFields f, std::uint32_t kind);
+  MARROW_HOT bool put_inline(Handle on, ProxyFields f);
+  template <bool kValue>
+  MARROW_HOT Status start_put(Handle on, ProxyFields f);
+  [[gnu::noinline]] Status start_get(Handle on, ProxyFields f);
+  [[gnu::noinline]] Status start_fetch(Handle on, ProxyFields f);
+  void name_result(Operation& op, ProxyFields f);
+  [[gnu::noinline]] void start_flush(Handle on);
+  void number(Queue& queue, marrow_network_operation& o) {
+    if (ordered_) return;
+    o.has_immediate = 1;
+    o.immediate = make_immediate(queue.stream, queue.sending->next++);
+  }
+  MARROW_HOT void send_add(Handle on, std::uint32_t window, std::uint64_t offset, std::uint64_t n,
+                           bool strong, std::uint32_t covers);
+  static void write(marrow_network_operation& o, const Message& message);
+  MARROW_HOT const Region* window_of(std::uint32_t id, std::uint64_t offset, std::uint64_t bytes);
   const Region* word_of(std::uint32_t id, std::uint64_t offset);
 
   // engine_receive.cpp: messages and the ends of streams
@@ -126,9 +157,13 @@ class Engine {
   void report_down(std::uint32_t peer);
   void act(std::uint32_t peer, const Message& message);
   void answer(std::uint32_t peer, const Message& to, std::uint64_t value, Status status);
+  /// A message that is part of no operation.
+  void send(std::uint32_t peer, const Message& message) {
+    write(listed(outboxes_[peer]).add(MARROW_NETWORK_MESSAGE, 0), message);
+  }
   Receiving& receiving(std::uint32_t peer, std::uint32_t stream);
   Sending& sending(std::uint32_t peer, std::uint32_t stream);
-  void ask(std::uint32_t peer, std::uint32_t stream, Sending& sending);
+  [[gnu::cold]] void ask(std::uint32_t peer, std::uint32_t stream, Sending& sending);
   bool all_seen(const DeviceState& device);
   void forget_unseen(std::uint32_t peer);
   bool skip_instead(marrow_network_operation& dropped);
@@ -140,16 +175,28 @@ class Engine {
   Board& board_;
   const Hooks& hooks_;
   Link* link_ = nullptr;
+  bool ordered_ = true;            ///< of the link's properties
+  std::uint64_t max_message_ = 0;  ///< likewise
   std::shared_ptr<const View> view_;
-  std::vector<char> failed_;       ///< [nranks] as acted upon
-  std::vector<std::string> down_;  ///< [nranks] what the network said, until it is reported
-  std::uint64_t seen_ = 0;         ///< version of the board acted upon
-  bool settled_ = true;            ///< that version is acknowledged
+  struct Found {
+    std::uint32_t id = kNone;
+    const Region* region = nullptr;
+  };
+  std::array<Found, kFound> found_;  ///< regions of view_ that were named lately
+  std::vector<char> failed_;         ///< [nranks] as acted upon
+  std::vector<std::string> down_;    ///< [nranks] what the network said, until it is reported
+  std::uint64_t seen_ = 0;           ///< version of the board acted upon
+  bool settled_ = true;              ///< that version is acknowledged
   std::vector<std::unique_ptr<DeviceState>> devices_;
-  std::vector<Operation> operations_;
-  std::vector<std::uint32_t> free_;
-  std::vector<Outbox> outboxes_;        ///< [nranks]
-  std::vector<std::uint32_t> to_push_;  ///< peers whose outbox is not empty
+  std::vector<Queue*> queues_{nullptr};         ///< by id; null: free
+  std::vector<std::uint64_t> next_numbers_{0};  ///< by id, of free ones
+  std::vector<std::uint64_t> free_ids_;
+  std::vector<Extra> extras_;
+  std::vector<std::uint32_t> free_extras_;
+  std::vector<Queue*> to_publish_;  ///< queues with operations that ended in this pass
+  std::vector<Outbox> outboxes_;    ///< [nranks]
+  std::vector<Outbox*> to_push_;    ///< those that are not empty
+  std::array<ProxyDescriptor, kBatch> batch_;
   /// Ends of streams, made on first use and kept. [stream << 32 | peer]
   std::unordered_map<std::uint64_t, Sending> sending_;
   std::unordered_map<std::uint64_t, Receiving> receiving_;

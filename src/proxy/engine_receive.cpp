@@ -52,16 +52,18 @@ void Engine::ask(std::uint32_t peer, std::uint32_t stream, Sending& sending) {
     message.flags = kSequenced | kStrong;
     ++sending.next;
   }
-  send(peer, message, kNoRegion);
+  send(peer, message);
 }
 
 /// Whether the peers have acted upon all that this device communicator sent; asks those that have not.
 bool Engine::all_seen(const DeviceState& device) {
   bool all = true;
-  for (const auto& queue : device.queues) {
-    if (!queue || queue->sending->unseen() == 0 || failed_[queue->peer]) continue;
-    all = false;
-    ask(static_cast<std::uint32_t>(queue->peer), queue->stream, *queue->sending);
+  for (const auto& ring : device.contexts) {
+    for (const auto& queue : ring->queues) {
+      if (!queue || queue->sending->unseen() == 0 || failed_[queue->peer]) continue;
+      all = false;
+      ask(static_cast<std::uint32_t>(queue->peer), queue->stream, *queue->sending);
+    }
   }
   return all;
 }
@@ -160,15 +162,15 @@ void Engine::act(std::uint32_t peer, const Message& message) {
           if (message.token == 0) found->second.asking = false;
         }
       }
-      Operation* op = of_token(message.token);
-      if (!op || !op->reply || op->queue->peer != static_cast<int>(peer))
-        return;  // its user is gone
+      Queue* queue = queue_of(message.token);
+      Operation* op = queue ? queue->find(message.token) : nullptr;
+      if (!op || !op->reply || queue->peer != static_cast<int>(peer)) return;  // its user is gone
       op->reply = false;
-      op->old_value = message.operand;
-      op->status = worse(op->status, message.compare <= static_cast<std::uint64_t>(Status::invalid)
-                                         ? static_cast<Status>(message.compare)
-                                         : Status::invalid);
-      finish_if_done(static_cast<std::uint32_t>(message.token));
+      if (op->extra != kNone) extra_of(*op).old_value = message.operand;
+      op->fail(message.compare <= static_cast<std::uint64_t>(Status::invalid)
+                   ? static_cast<Status>(message.compare)
+                   : Status::invalid);
+      finish_if_done(*queue, *op);
       return;
     }
   }
@@ -189,16 +191,18 @@ void Engine::answer(std::uint32_t peer, const Message& to, std::uint64_t value, 
     message.flags = kAcknowledges;
     message.covers = to.sequence + (to.flags & kSequenced ? 1 : 0);
   }
-  send(peer, message, kNoRegion);
+  send(peer, message);
 }
 
 void Engine::on_peer_down(std::uint32_t peer, const char* sentence) {
   if (failed_[peer]) return;
   failed_[peer] = 1;
   down_[peer] = sentence;
-  bool waited_for = outboxes_[peer].head != outboxes_[peer].operations.size();
-  for (const Operation& op : operations_)
-    waited_for |= op.active && op.queue->peer == static_cast<int>(peer);
+  bool waited_for = !outboxes_[peer].empty();
+  for (Queue* queue : queues_) {
+    if (!queue || queue->peer != static_cast<int>(peer)) continue;
+    queue->each([&](std::uint64_t, const Operation&) { waited_for = true; });
+  }
   fail_operations(static_cast<int>(peer));
   // A peer that leaves after everything is done is no error until somebody wants it again.
   if (waited_for) report_down(peer);

@@ -2,8 +2,10 @@
 // The thread's side of a ring: it takes descriptor i when all four chunks carry i's lap bit.
 #pragma once
 
+#include <atomic>
+#include <cstring>
+
 #include "marrow/abi/proxy_ring.h"
-#include "marrow/device/platform.cuh"
 
 namespace marrow::proxy {
 
@@ -14,28 +16,42 @@ class RingReader {
 
   /// The index that next() looks for.
   std::uint64_t index() const { return index_; }
+  std::uint64_t size() const { return std::uint64_t{1} << log_size_; }
 
   /// Takes the next descriptor if it is there.
-  bool next(ProxyDescriptor* out) {
-    const ProxyDescriptor& slot = slots_[index_ & ((std::uint64_t{1} << log_size_) - 1)];
-    const std::uint64_t lap = proxy_lap(index_, log_size_);
-    for (int i = 0; i < 4; ++i) {
-      const Cell16 cell = load(&slot.chunk[i]);
-      if ((cell.high & kProxyLapBit) != lap) return false;
-      out->chunk[i] = {cell.low, cell.high};
+  bool next(ProxyDescriptor* out) { return take(out, 1) != 0; }
+
+  /// Takes up to n of them, as many as are there. A loop of its own and nothing else in it: the lines come
+  /// from a cache that the GPU wrote to, and several are on their way at once.
+  std::uint32_t take(ProxyDescriptor* out, std::uint32_t n) {
+    const ProxyDescriptor* const slots = slots_;
+    const std::uint32_t log_size = log_size_;
+    const std::uint64_t mask = (std::uint64_t{1} << log_size) - 1;
+    const std::uint64_t first = index_;
+    std::uint32_t i = 0;
+    for (; i != n; ++i) {
+      const ProxyDescriptor& slot = slots[(first + i) & mask];
+      const std::uint64_t lap = proxy_lap(first + i, log_size);
+      const std::uint64_t differs = (high(slot.chunk[0]) ^ lap) | (high(slot.chunk[1]) ^ lap) |
+                                    (high(slot.chunk[2]) ^ lap) | (high(slot.chunk[3]) ^ lap);
+      if (differs & kProxyLapBit) break;
+      // Acquired by the high words, and nobody writes here until we say so.
+      std::memcpy(out + i, &slot, sizeof(slot));
     }
-    ++index_;
-    return true;
+    index_ = first + i;
+    return i;
   }
 
  private:
-  /// The acquire meets the producer's release: what it stored before it posted is visible here.
-  static Cell16 load(const ProxyChunk* chunk) {
+  /// The acquire meets the producer's release: what it stored before it posted is visible here, the low
+  /// word of this chunk too.
+  static std::uint64_t high(const ProxyChunk& chunk) {
+    const std::atomic_ref word(const_cast<std::uint64_t&>(chunk.high));
 #if defined(MARROW_PLANT_RING_DRAIN)
     // Planted bug: the acquire is missing.
-    return {load_relaxed<Scope::system>(&chunk->low), load_relaxed<Scope::system>(&chunk->high)};
+    return word.load(std::memory_order_relaxed);
 #else
-    return load_cell(chunk);
+    return word.load(std::memory_order_acquire);
 #endif
   }
 

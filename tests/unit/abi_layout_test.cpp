@@ -8,6 +8,7 @@
 
 #include "marrow/abi/device_communicator.h"
 #include "marrow/abi/gda_queue.h"
+#include "marrow/abi/proxy_ring.h"
 
 namespace marrow {
 namespace {
@@ -39,6 +40,17 @@ TEST(AbiLayout, ANumberStandsForOneLayout) {
   EXPECT_EQ((Offsets{sizeof(GdaDevice), offsetof(GdaDevice, companion),
                      offsetof(GdaDevice, counter_base), offsetof(GdaDevice, fence_base)}),
             (Offsets{128, 4, 8, 24}));
+  EXPECT_EQ((Offsets{sizeof(ProxyRing), offsetof(ProxyRing, consumed), offsetof(ProxyRing, results),
+                     offsetof(ProxyRing, log_size), offsetof(ProxyRing, producer),
+                     offsetof(ProxyRing, credits), offsetof(ProxyRing, consumed_seen),
+                     offsetof(ProxyRing, looking), offsetof(ProxyRing, fetch_free),
+                     offsetof(ProxyRing, generation)}),
+            (Offsets{1280, 8, 16, 24, 64, 128, 136, 144, 192, 256}));
+  EXPECT_EQ((Offsets{sizeof(ProxyDevice), offsetof(ProxyDevice, threads),
+                     offsetof(ProxyDevice, rings), offsetof(ProxyDevice, posted),
+                     offsetof(ProxyDevice, completion), offsetof(ProxyDevice, magic),
+                     sizeof(ProxyCompletion), offsetof(ProxyCompletion, status)}),
+            (Offsets{48, 4, 8, 16, 24, 32, 64, 8}));
 }
 
 }  // namespace

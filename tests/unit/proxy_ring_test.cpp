@@ -78,6 +78,13 @@ TEST(ProxyDescriptors, RoundTrip) {
   }
 }
 
+TEST(ProxyDescriptors, TheRingOfAPeerIsFoundWithoutDividing) {
+  for (std::uint32_t threads = 1; threads <= 64; ++threads) {
+    for (std::uint32_t peer = 0; peer < 65536; ++peer)
+      ASSERT_EQ(proxy_thread_of(peer, threads, proxy_magic(threads)), peer % threads);
+  }
+}
+
 /// A communicator of one rank whose ring nobody drains but the test.
 struct Bench {
   explicit Bench(std::uint32_t log_size, std::uint64_t first, Sharing sharing = Sharing::device)

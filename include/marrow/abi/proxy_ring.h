@@ -117,40 +117,98 @@ MARROW_HOST_DEVICE constexpr ProxyDescriptor proxy_encode(const ProxyOperation& 
   return d;
 }
 
-/// The reverse; lap bits are ignored. Nothing is checked: the values are the kernel's claims.
+/// Fields of a descriptor where they lie; lap bits are ignored. Nothing is checked: the values are the
+/// kernel's claims. Which of them count is the opcode's business (table above).
+class ProxyFields {
+ public:
+  explicit constexpr MARROW_HOST_DEVICE ProxyFields(const ProxyDescriptor& d) : d_(d) {}
+
+  constexpr MARROW_HOST_DEVICE ProxyOpcode opcode() const {
+    return static_cast<ProxyOpcode>(d_.chunk[0].high >> 58 & 31);
+  }
+  constexpr MARROW_HOST_DEVICE bool strong() const { return (d_.chunk[0].high >> 57 & 1) != 0; }
+  constexpr MARROW_HOST_DEVICE bool has_add() const { return (d_.chunk[0].high >> 56 & 1) != 0; }
+  constexpr MARROW_HOST_DEVICE std::uint16_t peer() const {
+    return static_cast<std::uint16_t>(d_.chunk[0].high >> 40);
+  }
+  /// -1: none
+  constexpr MARROW_HOST_DEVICE std::int32_t counter() const {
+    return static_cast<std::int32_t>(d_.chunk[0].high >> 23 & kProxyMaxCounters) - 1;
+  }
+  constexpr MARROW_HOST_DEVICE std::uint32_t window() const {
+    return static_cast<std::uint32_t>(d_.chunk[0].high & (kProxyMaxWindows - 1));
+  }
+  constexpr MARROW_HOST_DEVICE std::uint32_t add_window() const {
+    return static_cast<std::uint32_t>(d_.chunk[1].high >> 31 & (kProxyMaxRegions - 1));
+  }
+  constexpr MARROW_HOST_DEVICE std::uint32_t region() const {
+    return static_cast<std::uint32_t>(d_.chunk[1].high & (kProxyMaxRegions - 1));
+  }
+  constexpr MARROW_HOST_DEVICE std::uint64_t add_offset() const {
+    return d_.chunk[3].high & ~kProxyLapBit;
+  }
+  constexpr MARROW_HOST_DEVICE bool is_value() const { return opcode() == ProxyOpcode::put_value; }
+  constexpr MARROW_HOST_DEVICE bool is_fetch() const {
+    return opcode() == ProxyOpcode::fetch_add || opcode() == ProxyOpcode::compare_swap;
+  }
+  constexpr MARROW_HOST_DEVICE std::uint64_t add_n() const {
+    return is_value() ? d_.chunk[2].high & ~kProxyLapBit : d_.chunk[3].low;
+  }
+  // put, get
+  constexpr MARROW_HOST_DEVICE std::uint64_t bytes() const { return d_.chunk[0].low; }
+  constexpr MARROW_HOST_DEVICE std::uint64_t offset() const { return d_.chunk[1].low; }
+  constexpr MARROW_HOST_DEVICE std::uint64_t source_offset() const { return d_.chunk[2].low; }
+  // put_value
+  constexpr MARROW_HOST_DEVICE std::uint64_t value_bytes() const { return d_.chunk[0].low >> 56; }
+  constexpr MARROW_HOST_DEVICE std::uint64_t value_offset() const {
+    return d_.chunk[0].low & 0xffffffffffffffu;
+  }
+  constexpr MARROW_HOST_DEVICE std::uint64_t value(int i) const { return d_.chunk[i + 1].low; }
+  // fetch_add, compare_swap
+  constexpr MARROW_HOST_DEVICE std::uint32_t result_slot() const {
+    return static_cast<std::uint32_t>(d_.chunk[0].low >> 32 & 0xffff);
+  }
+  constexpr MARROW_HOST_DEVICE std::uint32_t generation() const {
+    return static_cast<std::uint32_t>(d_.chunk[0].low);
+  }
+  constexpr MARROW_HOST_DEVICE std::uint64_t operand() const { return d_.chunk[1].low; }
+  constexpr MARROW_HOST_DEVICE std::uint64_t compare() const { return d_.chunk[2].low; }
+  constexpr MARROW_HOST_DEVICE std::uint64_t fetch_offset() const { return add_offset(); }
+
+ private:
+  const ProxyDescriptor& d_;
+};
+
+/// All of them.
 MARROW_HOST_DEVICE constexpr ProxyOperation proxy_decode(const ProxyDescriptor& d) {
-  constexpr std::uint64_t kId = kProxyMaxRegions - 1;
-  constexpr std::uint64_t kCounter = kProxyMaxCounters;
+  const ProxyFields f(d);
   ProxyOperation op{};
-  const std::uint64_t head = d.chunk[0].high;
-  op.opcode = static_cast<ProxyOpcode>(head >> 58 & 31);
-  op.strong = (head >> 57 & 1) != 0;
-  op.has_add = (head >> 56 & 1) != 0;
-  op.peer = static_cast<std::uint16_t>(head >> 40 & 0xffff);
-  op.counter = static_cast<std::int32_t>(head >> 23 & kCounter) - 1;
-  op.window = static_cast<std::uint32_t>(head & (kProxyMaxWindows - 1));
-  op.add_window = static_cast<std::uint32_t>(d.chunk[1].high >> 31 & kId);
-  op.region = static_cast<std::uint32_t>(d.chunk[1].high & kId);
-  op.add_offset = d.chunk[3].high & ~kProxyLapBit;
-  if (op.opcode == ProxyOpcode::put_value) {
-    op.bytes = d.chunk[0].low >> 56;
-    op.offset = d.chunk[0].low & 0xffffffffffffffu;
-    op.value[0] = d.chunk[1].low;
-    op.value[1] = d.chunk[2].low;
-    op.value[2] = d.chunk[3].low;
-    op.add_n = d.chunk[2].high & ~kProxyLapBit;
-  } else if (op.opcode == ProxyOpcode::fetch_add || op.opcode == ProxyOpcode::compare_swap) {
-    op.result_slot = static_cast<std::uint32_t>(d.chunk[0].low >> 32 & 0xffff);
-    op.generation = static_cast<std::uint32_t>(d.chunk[0].low);
-    op.operand = d.chunk[1].low;
-    op.compare = d.chunk[2].low;
-    op.offset = op.add_offset;
-    op.add_offset = 0;
+  op.opcode = f.opcode();
+  op.strong = f.strong();
+  op.has_add = f.has_add();
+  op.peer = f.peer();
+  op.counter = f.counter();
+  op.window = f.window();
+  op.add_window = f.add_window();
+  op.region = f.region();
+  if (f.is_fetch()) {
+    op.result_slot = f.result_slot();
+    op.generation = f.generation();
+    op.operand = f.operand();
+    op.compare = f.compare();
+    op.offset = f.fetch_offset();
+    return op;
+  }
+  op.add_offset = f.add_offset();
+  op.add_n = f.add_n();
+  if (f.is_value()) {
+    op.bytes = f.value_bytes();
+    op.offset = f.value_offset();
+    for (int i = 0; i < 3; ++i) op.value[i] = f.value(i);
   } else {
-    op.bytes = d.chunk[0].low;
-    op.offset = d.chunk[1].low;
-    op.source_offset = d.chunk[2].low;
-    op.add_n = d.chunk[3].low;
+    op.bytes = f.bytes();
+    op.offset = f.offset();
+    op.source_offset = f.source_offset();
   }
   return op;
 }
@@ -174,6 +232,7 @@ struct ProxyRing {
   alignas(
       64) std::uint64_t credits;  ///< free slots nobody took (as signed; dips below 0 for a moment)
   std::uint64_t consumed_seen;
+  std::uint64_t looking;  ///< 1: a waiter is looking at `consumed`
   alignas(64) std::uint64_t fetch_free[kProxyFetchSlots / 64];  ///< bit set: result slot is free
   alignas(64) std::uint32_t generation[kProxyFetchSlots];  ///< how often a result slot was taken
 };
@@ -181,13 +240,14 @@ static_assert(sizeof(ProxyRing) == 4 * 64 + 4 * kProxyFetchSlots &&
               offsetof(ProxyRing, producer) == 64 && offsetof(ProxyRing, credits) == 128 &&
               offsetof(ProxyRing, fetch_free) == 192);
 
-/// Completion of one (context, peer), pinned host memory, written by the thread.
-struct alignas(16) ProxyCompletion {
+/// Completion of one (context, peer), pinned host memory, written by the thread. A cache line each: the
+/// queues of several threads lie side by side.
+struct alignas(64) ProxyCompletion {
   std::uint64_t
       completed;  ///< every operation of this queue with a ring index below is complete; stored last (release)
   std::uint64_t status;  ///< Status of the worst of them; stays
 };
-static_assert(sizeof(ProxyCompletion) == 16);
+static_assert(sizeof(ProxyCompletion) == 64);
 
 /// What DeviceCommunicator::proxy points at. 48 bytes.
 struct ProxyDevice {
@@ -198,8 +258,20 @@ struct ProxyDevice {
   std::uint64_t* posted =
       nullptr;  ///< [contexts * nranks] ring index after the queue's last operation
   const ProxyCompletion* completion = nullptr;  ///< [contexts * nranks]
-  std::uint64_t reserved[2] = {};
+  std::uint64_t magic = 0;                      ///< proxy_magic(threads)
+  std::uint64_t reserved = 0;
 };
 static_assert(sizeof(ProxyDevice) == 48 && offsetof(ProxyDevice, completion) == 24);
+
+/// peer % threads without a division, which takes a lone GPU thread longer than the rest of a post:
+/// exact for peers below 2^16 and up to 2^16 threads.
+constexpr std::uint64_t proxy_magic(std::uint32_t threads) {
+  return ((std::uint64_t{1} << 32) + threads - 1) / threads;
+}
+MARROW_HOST_DEVICE constexpr std::uint32_t proxy_thread_of(std::uint32_t peer,
+                                                           std::uint32_t threads,
+                                                           std::uint64_t magic) {
+  return peer - static_cast<std::uint32_t>(peer * magic >> 32) * threads;
+}
 
 }  // namespace marrow

@@ -33,6 +33,23 @@ struct Request {
   detail::Ticket ticket[kPaths] = {};
 };
 
+namespace detail {
+/// What a Gin of one path keeps in registers so that a loop of operations need not read it again: after an
+/// operation the compiler takes every word in memory to have changed, parameters of the kernel too.
+template <Path... kOnly>
+struct Kept {
+  MARROW_DEVICE explicit Kept(const DeviceCommunicator&) {}
+};
+template <>
+struct Kept<Path::proxy> {
+  MARROW_DEVICE explicit Kept(const DeviceCommunicator& comm)
+      : proxy(comm.proxy), path(comm.path), nranks(static_cast<std::uint32_t>(comm.nranks)) {}
+  const ProxyDevice* proxy;
+  const std::uint8_t* path;
+  std::uint32_t nranks;
+};
+}  // namespace detail
+
 /// @tparam kOnly  paths compiled in; none named: all three, chosen per peer at run time. An operation
 ///                to a peer on another path returns Status::invalid, and a strong signal covers adds
 ///                to windows (they take WindowHandle::atomic_path) only when that path is among them.
@@ -194,6 +211,7 @@ class Gin {
   const DeviceCommunicator& comm_;
   detail::Context context_;
   Status status_;
+  [[no_unique_address]] detail::Kept<kOnly...> kept_;
 };
 
 template <class C, class I>

@@ -22,7 +22,7 @@ MARROW_HOST_DEVICE constexpr bool compiled_in(Path p) {
 
 template <Path... kOnly>
 MARROW_DEVICE Gin<kOnly...>::Gin(const DeviceCommunicator& comm, Index context, Sharing sharing)
-    : comm_(comm), context_{context.value, sharing}, status_(Status::ok) {
+    : comm_(comm), context_{context.value, sharing}, status_(Status::ok), kept_(comm) {
   if (comm.abi != kAbiVersion) {
     // Only the control pointer's place is relied on: it has not moved since ABI 1. (Null: a handle that
     // no host made.)
@@ -230,6 +230,8 @@ MARROW_DEVICE Status Gin<kOnly...>::post_then(int peer, Path path, const detail:
         return coop.agree(post(body, own, coop));
       } else if constexpr (decltype(body)::kPath == Path::lsa) {
         return coop.agree(post(body, own, Thread{}));
+      } else if (context_.sharing != Sharing::thread) {
+        return coop.agree(post(body, own, Thread{}));  // one reserve for all lanes
       } else {
         return coop.agree(detail::by_one(coop, [&] { return post(body, own, Thread{}); }));
       }
@@ -377,6 +379,18 @@ MARROW_DEVICE Status Gin<kOnly...>::put_value(Index peer, const WindowHandle& wi
                 "put_value takes a trivially copyable value of 1 to 24 bytes; use put for more");
   const detail::Knobs knobs = detail::knobs_of(options...);
   const typename detail::CoopOf<Options...>::type coop;
+  if constexpr (sizeof...(kOnly) == 1 && detail::compiled_in<kOnly...>(Path::proxy) &&
+                !detail::kChecked && !detail::has<SignalAt, Options...> &&
+                !detail::has<SignalAdd, Options...> && !detail::has<CounterInc, Options...> &&
+                !detail::has<Team, Options...> &&
+                std::is_same_v<typename detail::CoopOf<Options...>::type, Thread>) {
+    // The short way into a ring.
+    const bool plain = (status_ == Status::ok) & (context_.sharing == Sharing::thread) &
+                       (static_cast<unsigned>(peer.value) < kept_.nranks);
+    if (detail::PathProxy::put_value_directly<sizeof(T)>(plain, kept_, context_, peer.value, window,
+                                                         offset, &value))
+      return Status::ok;
+  }
   int rank = 0;
   Path path = Path::lsa;
   detail::Then then;

@@ -182,6 +182,9 @@ MARROW_DEVICE std::uint8_t load_ahead(bool valid, const std::uint8_t* p) {
 }
 MARROW_DEVICE void compute_here(std::uint64_t&, std::uint64_t&) {}
 MARROW_DEVICE std::uint64_t load_data_ahead(const std::uint64_t* p) { return *p; }
+MARROW_DEVICE std::uint64_t load_data_ahead(bool valid, const std::uint64_t* p) {
+  return valid ? *p : 0;
+}
 MARROW_DEVICE void store_plain(std::uint64_t* p, std::uint64_t v) { *p = v; }
 
 MARROW_DEVICE void store_wide(void* p, const Words16& v) { std::memcpy(p, &v, sizeof v); }

@@ -332,6 +332,15 @@ MARROW_DEVICE std::uint64_t load_data_ahead(const std::uint64_t* p) {
   asm volatile("ld.global.b64 %0, [%1];" : "=l"(v) : "l"(__cvta_generic_to_global(p)) : "memory");
   return v;
 }
+/// The same; 0 if not `valid`, without a branch.
+MARROW_DEVICE std::uint64_t load_data_ahead(bool valid, const std::uint64_t* p) {
+  std::uint64_t v;
+  asm volatile("{.reg .pred q; setp.ne.u32 q, %2, 0; mov.b64 %0, 0; @q ld.global.b64 %0, [%1];}"
+               : "=l"(v)
+               : "l"(__cvta_generic_to_global(p)), "r"(static_cast<std::uint32_t>(valid))
+               : "memory");
+  return v;
+}
 /// A plain store to a window.
 MARROW_DEVICE void store_plain(std::uint64_t* p, std::uint64_t v) {
   asm volatile("st.global.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
