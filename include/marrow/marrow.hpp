@@ -142,6 +142,15 @@ class MARROW_API Communicator {
   /// Ranks from torchrun, mpirun, srun or MARROW_RENDEZVOUS (+ MARROW_SECRET_FILE); without any, one rank.
   static Communicator from_environment(Config config = {});
 
+  /// A new process takes the place of `rank`, which the survivors have agreed to have failed: pairs with
+  /// their admit(rank). Then make the windows and device communicators that the survivors have open, in
+  /// the order in which they made them; with the last of them the survivors' admit() returns. Until then
+  /// no other collective is possible. It finds the survivors on its own host, or through rank 0.
+  /// @param id      the survivors' id, as they were given it
+  /// @throws Error(timeout) when nobody admits it within MARROW_BOOTSTRAP_TIMEOUT; Error(mismatch) when
+  ///         the rank is alive, or counts differ; Error(version | authentication)
+  static Communicator rejoin(const UniqueId& id, int nranks, int rank, Config config = {});
+
   Communicator(Communicator&&) noexcept;
   Communicator& operator=(Communicator&&) noexcept;
   /// close() if it was not called; a failure there is logged, not thrown.
@@ -182,6 +191,20 @@ class MARROW_API Communicator {
   /// @return one bool a rank, true: failed; the same on every survivor
   std::vector<bool> agree_failures(std::chrono::milliseconds deadline = std::chrono::seconds(30));
 
+  /// Collective of the survivors and of a new process in the place of `rank` (rejoin()): windows and
+  /// device communicators are made again with it, by the paths that are possible now. Afterwards every
+  /// handle and LocalBufferHandle must be taken anew (and graphs captured anew): what the old ones point to
+  /// is freed. No kernel may use this communicator meanwhile. State afterwards, on every rank: signals,
+  /// counters, barriers, packets and queues as in a new device communicator; the windows of the survivors
+  /// keep their content, the new rank's are zeroed; the mask of failed ranks lacks `rank`.
+  /// @param rank      masked by agree_failures()
+  /// @param deadline  for the new process to come; each further step: MARROW_BOOTSTRAP_TIMEOUT
+  /// @throws Error(invalid_argument) for a rank that is not masked, Error(timeout) naming who did not come
+  ///         or call: nothing has changed then. Error(mismatch | version) when the new process differs,
+  ///         Error(peer_failed) when it or a survivor dies: then call agree_failures(), which makes windows
+  ///         and device communicators again among the survivors (take handles anew), and try again
+  void admit(int rank, std::chrono::milliseconds deadline = std::chrono::seconds(30));
+
   /// Collective, host side: all ranks have arrived.
   void barrier();
   /// Collective, host side: every rank's bytes, by rank.
@@ -212,6 +235,8 @@ class MARROW_API Communicator {
   void close();
 
  private:
+  explicit Communicator(std::shared_ptr<core::CommunicatorState> state)
+      : state_(std::move(state)) {}
   std::shared_ptr<core::CommunicatorState> state_;
 };
 

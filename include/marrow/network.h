@@ -170,7 +170,8 @@ typedef struct marrow_network {
   int (*listen)(void* instance, uint32_t device, uint32_t rank, uint32_t nranks,
                 const marrow_network_events* events, void** endpoint,
                 marrow_network_address* address);
-  /** Collective. addresses[rank] is our own. Peers may be connected lazily; then the first operation
+  /** Collective. addresses[rank] is our own; one of 0 bytes is of a rank that has failed already: its
+      operations fail. Peers may be connected lazily; then the first operation
    * to one that cannot be reached completes with an error. timeout_ns bounds the call. */
   int (*connect)(void* endpoint, const marrow_network_address* addresses, uint64_t timeout_ns);
   /** Ends everything, bounded; outstanding operations are dropped. Also after a failed connect. */

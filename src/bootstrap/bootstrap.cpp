@@ -65,6 +65,10 @@ std::vector<bool> Bootstrap::agree_failures(MaybeDeadline deadline) {
   return service_->agree(deadline);
 }
 
+void Bootstrap::admit(int rank, MaybeDeadline deadline) { service_->admit(rank, deadline); }
+
+void Bootstrap::abandon(const std::string& sentence) { service_->abandon(sentence); }
+
 void Bootstrap::close(MaybeDeadline deadline) { service_->close(deadline); }
 
 PeerState Bootstrap::state(int peer) const {
@@ -101,23 +105,10 @@ int Bootstrap::root() const {
   return service_->root_;
 }
 
-// The table is complete and fixed when the constructor returns: no lock.
-std::uint64_t Bootstrap::host_id(int peer) const {
-  service_->check_peer(peer);
-  return service_->peers_[static_cast<std::size_t>(peer)].info.host_id;
-}
-std::uint64_t Bootstrap::process_id(int peer) const {
-  service_->check_peer(peer);
-  return service_->peers_[static_cast<std::size_t>(peer)].info.process_id;
-}
-std::int64_t Bootstrap::pid(int peer) const {
-  service_->check_peer(peer);
-  return service_->peers_[static_cast<std::size_t>(peer)].info.pid;
-}
-std::string Bootstrap::host_name(int peer) const {
-  service_->check_peer(peer);
-  return service_->peers_[static_cast<std::size_t>(peer)].info.host;
-}
+std::uint64_t Bootstrap::host_id(int peer) const { return service_->info(peer).host_id; }
+std::uint64_t Bootstrap::process_id(int peer) const { return service_->info(peer).process_id; }
+std::int64_t Bootstrap::pid(int peer) const { return service_->info(peer).pid; }
+std::string Bootstrap::host_name(int peer) const { return service_->info(peer).host; }
 bool Bootstrap::same_host(int peer) const { return host_id(peer) == host_id(rank()); }
 bool Bootstrap::same_process(int peer) const { return process_id(peer) == process_id(rank()); }
 

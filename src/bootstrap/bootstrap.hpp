@@ -29,7 +29,7 @@ namespace marrow::bootstrap {
 enum class PeerState : std::uint8_t {
   alive,
   slow,   ///< silent for a few heartbeats (stopped, link down); may come back
-  failed  ///< connection closed, or silent for MARROW_PEER_TIMEOUT; final
+  failed  ///< connection closed, or silent for MARROW_PEER_TIMEOUT; final, until admit() replaces it
 };
 const char* name(PeerState state) noexcept;
 
@@ -43,6 +43,9 @@ struct Options {
   std::function<void()> after_decision_sent = {};
   /// Bootstrap::give_up(): join only to say this.
   std::optional<Error> gave_up = {};
+  /// This process takes the place of a rank that the others agreed to have failed: the constructor
+  /// pairs with their admit().
+  bool replacement = false;
 };
 
 class Bootstrap {
@@ -93,9 +96,23 @@ class Bootstrap {
   /// not call; calling again continues) or aborted.
   std::vector<bool> agree_failures(MaybeDeadline deadline = {});
 
+  /// Collective of the survivors and of the process that takes `rank`'s place, which meanwhile
+  /// constructs its Bootstrap with Options::replacement. Afterwards `rank` is alive and unmasked
+  /// everywhere, and collectives run among all of them. It is looked for by the Unix sockets of all ranks
+  /// of its host, and at rank 0's address: on a host without survivors, rank 0 must live. Throws
+  ///   invalid_argument  `rank` is alive, this rank, or failed but not masked by agree_failures()
+  ///   mismatch          survivors name different ranks
+  ///   timeout           naming the survivors that did not call, or that no replacement came;
+  ///                     nothing has changed then
+  ///   peer_failed       another rank died
+  void admit(int rank, MaybeDeadline deadline = {});
+
   /// Last collective; afterwards connections are gone and no peer counts as failed for it. Tears down
   /// even when it throws. Calling it twice does nothing.
   void close(MaybeDeadline deadline = {});
+
+  /// Leaves without the others: they see this rank as failed, with that sentence. Not collective.
+  void abandon(const std::string& sentence);
 
   // Liveness.
   PeerState state(int peer) const;
@@ -118,7 +135,7 @@ class Bootstrap {
   using OnRevoke = std::function<void(int by, const std::string& sentence)>;
   void on_revoke(OnRevoke callback);
 
-  // Where the peers are. Valid for all ranks from the end of the constructor on.
+  // Where the peers are. Valid for all ranks from the end of the constructor on; admit() changes them.
   std::uint64_t host_id(int peer) const;
   std::uint64_t process_id(int peer) const;  ///< unique per process, not a pid
   std::int64_t pid(int peer) const;          ///< in the peer's own PID namespace, for messages

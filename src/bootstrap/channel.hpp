@@ -29,7 +29,7 @@
 namespace marrow::bootstrap {
 
 constexpr std::uint32_t kFrameMagic = 0x4657524d;  // "MRWF" in memory
-constexpr std::uint16_t kProtocolVersion = 1;
+constexpr std::uint16_t kProtocolVersion = 2;
 constexpr std::size_t kHeaderBytes = 24;
 constexpr std::size_t kMacBytes = 32;
 /// Largest payload before and after the other side proved that it is fresh.
@@ -48,10 +48,12 @@ enum class FrameType : std::uint16_t {
   status = 9,  ///< the answer
   state = 10,  ///< a peer became slow, alive or failed
   revoke = 11,
-  agree = 12,   ///< one rank's vote in agree_failures
-  decide = 13,  ///< the agreed mask
-  leave = 14,   ///< the sender goes without the collective close
-  goodbye = 15  ///< the sender goes after the collective close
+  agree = 12,    ///< one rank's vote in agree_failures
+  decide = 13,   ///< the agreed mask
+  leave = 14,    ///< the sender goes without the collective close
+  goodbye = 15,  ///< the sender goes after the collective close
+  admit = 16,    ///< one rank's vote in admit
+  admitted = 17  ///< who takes which rank's place, or why nobody does
 };
 
 struct Frame {

@@ -100,7 +100,7 @@ Bootstrap::Service::Service(const UniqueId& id, int nranks, int rank, Options op
       decided_mask_(static_cast<std::size_t>(nranks)) {
   wake_fd_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_fd_) base::throw_errno("creating an eventfd");
-  if (rank == 0) {
+  if (rank == 0 && !options_.replacement) {
     if (std::optional<Listener> kept = take_listener(id_.credentials.session)) {
       listener_ = std::move(*kept);
       am_root_ = true;
@@ -114,7 +114,10 @@ Bootstrap::Service::Service(const UniqueId& id, int nranks, int rank, Options op
     std::vector<IpAddress> addresses = only ? std::vector{*only}
                                             : interface_addresses(base::parameter_string(
                                                   "MARROW_SOCKET_IFNAME", options_.parameters));
-    listener_ = open_listener(id_.credentials, rank == 0 ? -1 : rank, std::move(addresses), only);
+    // A replacement listens under the dead rank's name once it is admitted: until then survivors who
+    // look whether that rank lives must find nobody.
+    listener_ = open_listener(id_.credentials, rank == 0 || options_.replacement ? -1 : rank,
+                              std::move(addresses), only);
   }
   tcp_guard_ = ForkGuard(listener_.tcp.get());
   unix_guard_ = ForkGuard(listener_.unix_socket.get());

@@ -9,7 +9,8 @@
 //   ended        nothing is connected
 //
 // Sources: service_loop.cpp (thread, sockets, timers), service_join.cpp (set-up, failover),
-// service_liveness.cpp (states, agreement, revoke), service_collective.cpp.
+// service_liveness.cpp (states, agreement, revoke), service_admit.cpp (replacements),
+// service_collective.cpp.
 #pragma once
 
 #include <condition_variable>
@@ -29,6 +30,9 @@ namespace marrow::bootstrap {
 using Clock = base::Deadline::Clock;
 using std::chrono::milliseconds;
 
+/// How long a replacement may be ahead of the news that its rank died.
+constexpr milliseconds kGrace{1000};
+
 /// What every rank tells about itself when it joins.
 struct PeerInfo {
   std::uint64_t host_id = 0;
@@ -41,6 +45,9 @@ struct PeerInfo {
   void write(Writer& out) const;
   static PeerInfo read(Reader& in);
 };
+
+/// First word of a join or welcome frame.
+enum class JoinKind : std::uint8_t { first = 0, again = 1, give_up = 2, replace = 3 };
 
 /// An error as a piece of a frame.
 void write_error(Writer& out, const Error& error);
@@ -58,7 +65,10 @@ class Bootstrap::Service {
   std::vector<Bytes> collective(Op op, int root, std::span<const std::byte> mine,
                                 MaybeDeadline deadline);
   RankSet agree(MaybeDeadline deadline);
+  void admit(int rank, MaybeDeadline deadline);
+  PeerInfo info(int peer) const;
   void close(MaybeDeadline deadline);
+  void abandon(const std::string& sentence);
   void revoke(const std::string& sentence);
   void set_on_change(OnChange callback);
   void set_on_revoke(OnRevoke callback);
@@ -82,7 +92,7 @@ class Bootstrap::Service {
     std::string sentence;
   };
   mutable std::mutex mutex_;
-  std::vector<Peer> peers_;  // guarded by mutex_, except .info, fixed once the constructor returned
+  std::vector<Peer> peers_;
   int root_ = 0;
   std::optional<std::pair<int, std::string>> revoked_;
 
@@ -92,12 +102,13 @@ class Bootstrap::Service {
   /// An open connection and what it is for.
   struct Connection {
     enum class Kind {
-      incoming,  // accepted, has not said who it is
-      held,      // a peer that believes I am the new root; I do not know that yet
-      member,    // I am root, this is a member
-      root,      // I am a member, this is my root (or who I want as root, until welcome)
-      probe,     // dialled only to see whether the peer lives
-      draining   // only what is queued is still sent
+      incoming,   // accepted, has not said who it is
+      held,       // a peer that believes I am the new root; I do not know that yet
+      member,     // I am root, this is a member
+      root,       // I am a member, this is my root (or who I want as root, until welcome)
+      candidate,  // I am root, this process wants to take a failed rank's place
+      probe,      // dialled only to see whether the peer lives
+      draining    // only what is queued is still sent
     };
     Channel channel;
     Kind kind;
@@ -209,6 +220,18 @@ class Bootstrap::Service {
   void on_leave(Connection& connection, Reader in);
   std::string who(int peer) const;
 
+  // service_admit.cpp
+  void dial_next_survivor(int after);
+  void on_replacement_join(Connection& connection, int rank, int nranks, Reader& in);
+  void refuse_candidates_of_the_living();
+  void send_admit_vote(std::uint64_t number, bool standing);
+  void on_admit(int from, Reader in);
+  void check_admission();
+  void adopt_admission(std::uint64_t number, int rank, PeerInfo info);
+  void on_admitted(Reader in);
+  void welcome_replacement(Connection& connection, Reader& in);
+  Error not_admitted() const;
+
   // service_collective.cpp
   void throw_if_unusable(Op op) const;
   void add_contribution(int from, CallNumber number, Op op, int root, Bytes bytes);
@@ -276,6 +299,17 @@ class Bootstrap::Service {
   RankSet decided_mask_;
   bool agreeing_ = false;
   std::map<int, std::uint64_t> votes_;  // at the root: rank -> decision it asks for
+
+  // Admission: a decision too.
+  std::optional<int> admitting_;      // who, while admit() waits
+  std::optional<int> admitted_late_;  // after admit() had reached its deadline
+  std::optional<Error> admit_error_;
+  struct AdmitVote {
+    std::uint64_t number;  // the decision it asks for
+    int whom;
+    bool standing;  // false: its caller has reached its deadline
+  };
+  std::map<int, AdmitVote> admit_votes_;  // at the root
 
   // Callbacks.
   std::mutex callback_mutex_;  // held while a callback runs; taken before mutex_

@@ -238,7 +238,10 @@ RankSet Bootstrap::Service::missing_in(bool agreement, CallNumber number) const 
   auto gather = gathers_.find(number);
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     if (peers_[i].masked || peers_[i].state == PeerState::failed) continue;
-    if (agreement) {
+    if (agreement && number.second > 0) {  // an admission of rank number.second - 1
+      auto vote = admit_votes_.find(static_cast<int>(i));
+      missing[i] = vote == admit_votes_.end() || vote->second.number < number.first;
+    } else if (agreement) {
       auto vote = votes_.find(static_cast<int>(i));
       missing[i] = vote == votes_.end() || vote->second < number.first;
     } else {
@@ -266,6 +269,7 @@ std::string Bootstrap::Service::ask_missing(std::unique_lock<std::mutex>& lock, 
   Writer out;
   out.number(static_cast<std::uint8_t>(agreement)).number(number.first).number(number.second);
   status_.reset();
+  if (agreement) result_.reset();  // of the last collective: nobody waits for it now
   root->channel.send(FrameType::query, out.view());
   wake();
   changed_.wait_for(lock, kAskTime, [&] { return status_ || broken_ || result_; });

@@ -26,8 +26,6 @@ constexpr milliseconds kRefusedMeansGone{2000};
 constexpr milliseconds kRefusingTime{2000};
 constexpr milliseconds kProbeAfter{50};  // survivors come by themselves; the rest is looked for
 
-enum class JoinKind : std::uint8_t { first = 0, again = 1, give_up = 2 };
-
 }  // namespace
 
 // --- dialling ---------------------------------------------------------------------------------
@@ -46,7 +44,8 @@ void Bootstrap::Service::start_dial(int target, bool probe, milliseconds pause) 
   dial.probe = probe;
   if (phase_ == Phase::joining) {
     dial.candidates.push_back(std::nullopt);
-    for (const IpAddress& ip : id_.addresses) dial.candidates.push_back(TcpAddress{ip, id_.port});
+    if (target == 0)
+      for (const IpAddress& ip : id_.addresses) dial.candidates.push_back(TcpAddress{ip, id_.port});
   } else {
     const PeerInfo& info = peers_[static_cast<std::size_t>(target)].info;
     if (info.host_id == self_.host_id) dial.candidates.push_back(std::nullopt);
@@ -123,6 +122,10 @@ void Bootstrap::Service::on_round_failed(Dial& dial) {
     return;
   }
   if (!dial.refused_since) dial.refused_since = now;
+  if (phase_ == Phase::joining && options_.replacement) {
+    dial.done = true;
+    return dial_next_survivor(dial.target);
+  }
   if (phase_ == Phase::joining) {
     if (rank_ == 0 || (id_.listener_first && now - *dial.refused_since >= kRefusedMeansGone)) {
       dial.done = true;
@@ -147,12 +150,13 @@ void Bootstrap::Service::send_join(Connection& connection) {
   Writer out;
   const JoinKind kind = phase_ != Phase::joining ? JoinKind::again
                         : gave_up_               ? JoinKind::give_up
+                        : options_.replacement   ? JoinKind::replace
                                                  : JoinKind::first;
   out.number(static_cast<std::uint8_t>(kind));
   out.number(std::int32_t{rank_}).number(std::int32_t{nranks_});
   if (kind == JoinKind::give_up) {
     write_error(out, *gave_up_);
-  } else if (kind == JoinKind::first) {
+  } else if (kind == JoinKind::first || kind == JoinKind::replace) {
     self_.write(out);
   } else {
     write_knowledge(out);
@@ -168,6 +172,7 @@ void Bootstrap::Service::on_join(Connection& connection, std::span<const std::by
   int nranks = in.number<std::int32_t>();
   if (kind == JoinKind::first) return on_first_join(connection, rank, nranks, in);
   if (kind == JoinKind::give_up) return on_give_up(connection, in);
+  if (kind == JoinKind::replace) return on_replacement_join(connection, rank, nranks, in);
   if (rank < 0 || rank >= nranks_ || rank == rank_) throw Malformed("a rank that cannot be");
   on_rejoin(connection, rank, payload);
 }
@@ -196,7 +201,7 @@ void Bootstrap::Service::on_first_join(Connection& connection, int rank, int nra
     wrong = Error(Code::mismatch,
                   cat(from, " came as rank ", rank, "; ranks are 0 to ", nranks_ - 1, "."),
                   "give each rank a number in that range.");
-  } else if (peers_[static_cast<std::size_t>(rank)].joined) {
+  } else if (phase_ == Phase::joining && peers_[static_cast<std::size_t>(rank)].joined) {
     const PeerInfo& other = peers_[static_cast<std::size_t>(rank)].info;
     wrong = Error(Code::mismatch,
                   cat("Two processes came as rank ", rank, ": process ", other.pid, " on ",
@@ -205,7 +210,10 @@ void Bootstrap::Service::on_first_join(Connection& connection, int rank, int nra
   }
   if (phase_ == Phase::refusing) wrong = refuse_with_;
   if (!wrong && phase_ != Phase::joining) {
-    wrong = Error(Code::mismatch, cat("Rank ", rank, ", ", from, ", came too late."));
+    wrong =
+        Error(Code::mismatch, cat("Rank ", rank, ", ", from, ", came too late."),
+              "a process that takes a failed rank's place calls Communicator::rejoin, while the "
+              "survivors call admit().");
   }
   if (wrong) {
     refuse(connection, *wrong);
@@ -273,6 +281,7 @@ void Bootstrap::Service::setup_timed_out() {
                             cat("There is no rank ", rank_, "; ranks are 0 to ", nranks_ - 1, "."),
                             "give each rank a number in that range."));
   }
+  if (options_.replacement) return set_broken(not_admitted());
   Error error(Code::timeout, sentence,
               "see whether those ranks started and can connect to rank 0 "
               "(MARROW_SOCKET_IFNAME), or raise MARROW_BOOTSTRAP_TIMEOUT.");
@@ -298,6 +307,11 @@ void Bootstrap::Service::on_reject(Connection& connection, std::span<const std::
   Reader in(payload);
   const Error error = read_error(in);
   connection.drop = true;
+  // Not the root, or one that is not ready: another survivor may be.
+  if (options_.replacement && phase_ == Phase::joining && error.code() == Code::unsupported) {
+    last_dial_error_ = error.sentence();
+    return dial_next_survivor(connection.rank);
+  }
   if (phase_ == Phase::failing_over && !connection.channel.established()) {
     start_dial(root_, false, kMaxBackoff);
     return;
@@ -309,7 +323,9 @@ void Bootstrap::Service::on_welcome(std::span<const std::byte> payload) {
   Reader in(payload);
   JoinKind kind{in.number<std::uint8_t>()};
   Connection* connection = find(Connection::Kind::root);
-  if (kind == JoinKind::first) {
+  if (kind == JoinKind::replace) {
+    welcome_replacement(*connection, in);
+  } else if (kind == JoinKind::first) {
     if (phase_ != Phase::joining) throw Malformed("sent a second welcome");
     for (Peer& peer : peers_) {
       peer.info = PeerInfo::read(in);

@@ -55,6 +55,7 @@ void Bootstrap::Service::fail_peer(int peer, const std::string& sentence) {
       }
     }
     check_agreement();
+    check_admission();
   } else if (peer == root_) {
     if (Connection* root = root_connection()) {
       send_state(*root, peer);
@@ -251,6 +252,7 @@ void Bootstrap::Service::adopt_decision(std::uint64_t number, const RankSet& mas
   agreeing_ = false;
   sequence_ = 0;
   gathers_.clear();
+  admit_votes_.clear();
   for (int i = 0; i < nranks_; ++i) {
     if (!mask[static_cast<std::size_t>(i)]) continue;
     fail_peer(i, cat(i == rank_ ? "This rank" : who(i), " was agreed to have failed."));

@@ -31,6 +31,8 @@ void Bootstrap::Service::run() {
   if (am_root_) {
     missing_dirty_ = true;
     if (nranks_ == 1 && !gave_up_) setup_complete();
+  } else if (options_.replacement) {
+    dial_next_survivor(-1);
   } else {
     start_dial(0, false);
   }
@@ -256,6 +258,12 @@ void Bootstrap::Service::on_frame(Connection& connection, Frame& frame) {
     case agree:
       if (from_member) return on_agree(connection.rank, in);
       break;
+    case admit:
+      if (from_member) return on_admit(connection.rank, in);
+      break;
+    case admitted:
+      if (from_root) return on_admitted(in);
+      break;
     case welcome:
       if (from_root) return on_welcome(frame.payload);
       break;
@@ -307,9 +315,10 @@ void Bootstrap::Service::on_bad_connection(Connection& connection, Code code,
   if (connection.kind == Connection::Kind::root && phase_ == Phase::joining &&
       !connection.join_sent && code != Code::network) {
     connection.drop = true;
-    set_broken(Error(code, cat("Rank 0 at ", connection.channel.where(), " ", why, "."),
-                     code == Code::version ? "use one version of Marrow on all ranks."
-                                           : "give all ranks the UniqueId that rank 0 made."));
+    set_broken(Error(
+        code, cat("Rank ", connection.rank, " at ", connection.channel.where(), " ", why, "."),
+        code == Code::version ? "use one version of Marrow on all ranks."
+                              : "give all ranks the UniqueId that rank 0 made."));
     return;
   }
   warn_stranger(connection.channel.where(), cat("(", who(connection.rank), ") ", why));
@@ -333,6 +342,7 @@ void Bootstrap::Service::on_lost(Connection& connection, const std::string& why)
       }
       return;
     case held:
+    case candidate:
     case probe:
     case draining: return;
     case member:
@@ -344,7 +354,10 @@ void Bootstrap::Service::on_lost(Connection& connection, const std::string& why)
       }
       return;
     case root:
-      if (phase_ == Phase::joining) {
+      if (phase_ == Phase::joining && options_.replacement) {
+        last_dial_error_ = cat(connection.channel.where(), " closed the connection");
+        dial_next_survivor(rank);
+      } else if (phase_ == Phase::joining) {
         if (connection.join_sent) {
           set_broken(Error(Code::peer_failed, cat("Rank 0 ", why, " during set-up."),
                            "look for the first error of rank 0."));
@@ -426,6 +439,7 @@ Clock::time_point Bootstrap::Service::next_timer() const {
         connection.kind == Connection::Kind::probe) {
       sooner(connection.opened + options_.handshake_timeout);
     }
+    if (connection.kind == Connection::Kind::candidate) sooner(connection.opened + kGrace);
   }
   for (const Dial& dial : dials_) sooner(dial.fd ? dial.attempt_ends : dial.retry_at);
   return next;
@@ -457,6 +471,7 @@ void Bootstrap::Service::timers() {
                                                     options_.handshake_timeout.count(), " ms"));
     }
   }
+  refuse_candidates_of_the_living();
   for (Dial& dial : dials_) {
     if (dial.done) continue;
     if (dial.fd && now >= dial.attempt_ends) {

@@ -62,6 +62,11 @@ Communicator Communicator::from_environment(Config config) {
   return Communicator(id, launch.nranks, launch.rank, std::move(config));
 }
 
+Communicator Communicator::rejoin(const UniqueId& id, int nranks, int rank, Config config) {
+  return Communicator(
+      std::make_shared<core::CommunicatorState>(id, nranks, rank, std::move(config), true));
+}
+
 namespace {
 
 /// The state may live on in a LocalBuffer: peers must not wait for that.
@@ -108,11 +113,18 @@ void Communicator::revoke(const std::string& why) { open(state_, "Communicator")
 std::vector<bool> Communicator::agree_failures(std::chrono::milliseconds deadline) {
   return open(state_, "Communicator").agree_failures(deadline);
 }
-void Communicator::barrier() { open(state_, "Communicator").bootstrap().barrier(); }
+void Communicator::admit(int rank, std::chrono::milliseconds deadline) {
+  open(state_, "Communicator").admit(rank, deadline);
+}
+void Communicator::barrier() {
+  core::CommunicatorState& state = open(state_, "Communicator");
+  state.require_admitted("barrier()");
+  state.bootstrap().barrier();
+}
 std::vector<std::vector<std::byte>> Communicator::allgather(const void* data, std::size_t bytes) {
-  return open(state_, "Communicator")
-      .bootstrap()
-      .allgather({static_cast<const std::byte*>(data), bytes});
+  core::CommunicatorState& state = open(state_, "Communicator");
+  state.require_admitted("allgather()");
+  return state.bootstrap().allgather({static_cast<const std::byte*>(data), bytes});
 }
 std::vector<PeerInfo> Communicator::peers() const { return open(state_, "Communicator").peers(); }
 PeerStatistics Communicator::statistics(int peer) const {

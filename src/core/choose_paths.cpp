@@ -10,21 +10,71 @@
 
 namespace marrow::core {
 
-std::vector<std::vector<bool>> CommunicatorState::who_reaches_whom() {
-  topology::Endpoint mine;
-  together("finding this rank's GPU", [&] {
-    mine = topology::endpoint(config_.place, bootstrap_->host_id(rank()),
-                              bootstrap_->process_id(rank()));
-  });
-  const std::vector<topology::Endpoint> endpoints = allgather(mine);
-  std::vector<std::uint8_t> row(nranks());
-  for (int r = 0; r < nranks(); ++r) row[r] = topology::reach(mine, endpoints[r]).lsa;
-  const auto rows = bootstrap_->allgather(std::as_bytes(std::span(row)));
-  std::vector<std::vector<bool>> reach(nranks(), std::vector<bool>(nranks()));
-  for (int from = 0; from < nranks(); ++from) {
-    for (int to = 0; to < nranks(); ++to) reach[from][to] = rows[from][to] != std::byte{0};
+/// Ranks that have failed, as they were: a survivor remembers them, a replacement is told.
+Survey CommunicatorState::survey_failed_ranks(const std::vector<bool>& masked) {
+  Survey failed;
+  failed.facts.resize(nranks());
+  failed.endpoints.resize(nranks());
+  failed.wishes.resize(nranks());
+  int teller = 0;
+  while (masked[teller] || teller == newcomer_) ++teller;
+  const auto told = [&](std::span<std::byte> bytes) {
+    const auto theirs = bootstrap_->broadcast(teller, bytes);
+    if (theirs.size() == bytes.size()) std::copy(theirs.begin(), theirs.end(), bytes.begin());
+  };
+  for (int r = 0; r < nranks(); ++r) {
+    if (!masked[r]) continue;
+    failed.wishes[r].resize(nranks());
+    if (!survey_.facts.empty()) {
+      failed.facts[r] = survey_.facts[r];
+      failed.endpoints[r] = survey_.endpoints[r];
+      failed.wishes[r] = survey_.wishes[r];
+    }
+    told(std::as_writable_bytes(std::span(&failed.facts[r], 1)));
+    told(std::as_writable_bytes(std::span(&failed.endpoints[r], 1)));
+    told(std::as_writable_bytes(std::span(failed.wishes[r])));
   }
-  return reach;
+  return failed;
+}
+
+void CommunicatorState::survey() {
+  topology::Endpoint endpoint;
+  together("finding this rank's GPU", [&] {
+    endpoint = topology::endpoint(config_.place, bootstrap_->host_id(rank()),
+                                  bootstrap_->process_id(rank()));
+  });
+  RankFacts facts;
+  facts.host = bootstrap_->host_id(rank());
+  facts.on_gpu = config_.place.on_gpu();
+  facts.device = config_.place.device;
+  facts.lsa_limit = base::parameter_int("MARROW_LSA_SIZE", parameters_);
+
+  const std::vector<bool> masked = bootstrap_->mask();
+  Survey next = survey_failed_ranks(masked);
+  const std::vector<RankFacts> all_facts = allgather(facts);
+  const std::vector<topology::Endpoint> endpoints = allgather(endpoint);
+  const auto wishes = bootstrap_->allgather(std::as_bytes(std::span(wishes_)));
+  for (int r = 0; r < nranks(); ++r) {
+    if (!masked[r]) {
+      next.facts[r] = all_facts[r];
+      next.endpoints[r] = endpoints[r];
+      next.wishes[r].resize(nranks());
+      std::memcpy(next.wishes[r].data(), wishes[r].data(), wishes[r].size());
+    }
+    next.facts[r].gda_usable = next.facts[r].proxy_usable = 0;
+  }
+  std::vector<std::uint8_t> row(nranks());
+  for (int r = 0; r < nranks(); ++r) row[r] = topology::reach(endpoint, next.endpoints[r]).lsa;
+  const auto rows = bootstrap_->allgather(std::as_bytes(std::span(row)));
+  next.reach.assign(nranks(), std::vector<bool>(nranks()));
+  for (int from = 0; from < nranks(); ++from) {
+    for (int to = 0; to < nranks(); ++to) {
+      // Nobody can ask a failed rank whom it reaches: whoever reaches it.
+      if (masked[from] && masked[to]) continue;
+      next.reach[from][to] = (masked[from] ? rows[to][from] : rows[from][to]) != std::byte{0};
+    }
+  }
+  survey_ = std::move(next);
 }
 
 void CommunicatorState::open_gda() {
@@ -54,6 +104,9 @@ void CommunicatorState::open_proxy() {
       proxy::Transport::open(*bootstrap_, parameters_, config_.place, std::move(hooks));
   std::lock_guard lock(mutex_);
   proxy_ = std::move(transport);
+  for (int r = 0; r < nranks(); ++r) {
+    if (masked_[r]) proxy_->fail_peer(r);
+  }
   for (RankFacts& facts : facts_) facts.proxy_usable = 1;
 }
 
@@ -65,16 +118,10 @@ void CommunicatorState::choose_paths() {
     if (network.find('/') == std::string::npos && network.find(".so") == std::string::npos)
       proxy::candidates(network);
   });
-  std::vector<std::vector<Wish>> wishes(nranks(), std::vector<Wish>(nranks()));
-  const auto rows = bootstrap_->allgather(std::as_bytes(std::span(wishes_)));
-  for (int r = 0; r < nranks(); ++r) std::memcpy(wishes[r].data(), rows[r].data(), rows[r].size());
-
-  RankFacts mine;
-  mine.host = bootstrap_->host_id(rank());
-  mine.on_gpu = config_.place.on_gpu();
-  mine.device = config_.place.device;
-  mine.lsa_limit = base::parameter_int("MARROW_LSA_SIZE", parameters_);
-  facts_ = allgather(mine);
+  survey();
+  facts_ = survey_.facts;
+  const std::vector<std::vector<Wish>>& wishes = survey_.wishes;
+  const std::vector<std::vector<bool>>& reach = survey_.reach;
   for (int r = 1; r < nranks(); ++r) {
     if (facts_[r].on_gpu != facts_[0].on_gpu) {
       throw Error(Code::mismatch,
@@ -84,7 +131,6 @@ void CommunicatorState::choose_paths() {
     }
   }
 
-  const auto reach = who_reaches_whom();
   plan_teams(facts_, reach, plan_);
   const auto some_pair = [&](auto&& needs) {
     for (int from = 0; from < nranks(); ++from) {

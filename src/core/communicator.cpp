@@ -21,36 +21,49 @@ std::uint64_t next_number() {
 
 }  // namespace
 
-CommunicatorState::CommunicatorState(const UniqueId& id, int nranks, int rank, Config config)
+CommunicatorState::CommunicatorState(const UniqueId& id, int nranks, int rank, Config config,
+                                     bool replacement)
     : number_(next_number()), config_(std::move(config)) {
   const base::log::ThreadRank log_rank(rank);
   try {
     for (const auto& [name, value] : config_.parameters) parameters_.set(name, value);
     base::check_parameters(parameters_);
   } catch (const Error& error) {
-    bootstrap::Bootstrap::give_up(id, nranks, rank, error);
+    if (!replacement) bootstrap::Bootstrap::give_up(id, nranks, rank, error);
     throw;
   }
   if (nranks > kMaxRanks) {  // the same on every rank, or a mismatch of counts that rank 0 tells
-    if (rank == 0) id.discard();
+    if (rank == 0 && !replacement) id.discard();
     throw Error(Code::invalid_argument, base::cat("A communicator of ", nranks, " ranks."),
                 base::cat("use 1 to ", kMaxRanks));
   }
   bootstrap::Options options;
   options.parameters = parameters_;
+  options.replacement = replacement;
   bootstrap_ = std::make_unique<bootstrap::Bootstrap>(id, nranks, rank, options);
-  masked_.assign(nranks, false);
+  masked_ = bootstrap_->mask();
   slow_periods_.assign(nranks, 0);
-  together("reserving control memory", [&] {
+  const auto reserve = [&] {
     arena_ = memory::Arena::create(config_.place);
     control_ = arena_->allocate(sizeof(ControlBlock), Memory::host);
-  });
+  };
+  if (replacement) {
+    reserve();  // the survivors have theirs
+  } else {
+    together("reserving control memory", reserve);
+  }
   faults_ =
       std::make_unique<FaultBoard>(reinterpret_cast<ControlBlock*>(control_.host), rank, nranks,
                                    base::parameter_string("MARROW_CHECKED_REPORT", parameters_));
+  if (std::find(masked_.begin(), masked_.end(), true) != masked_.end()) faults_->agreed(masked_);
   watch();
   try {
-    choose_paths();
+    if (replacement) {
+      newcomer_ = rank;
+      join_survivors();
+    } else {
+      choose_paths();
+    }
   } catch (...) {
     // The board dies before the bootstrap, whose thread would still tell it about leaving peers.
     unwatch();
@@ -117,7 +130,7 @@ void CommunicatorState::same_on_all(const char* what, std::uint64_t value) {
 
 std::shared_ptr<DeviceState> CommunicatorState::device_communicator(
     const Requirements& requirements) {
-  auto device = std::make_shared<DeviceState>(shared_from_this(), requirements);
+  auto device = std::make_shared<DeviceState>(shared_from_this(), requirements, made_);
   std::lock_guard lock(mutex_);
   devices_.push_back(device);
   return device;
@@ -140,7 +153,22 @@ void CommunicatorState::revoke(const std::string& why) {
 }
 
 std::vector<bool> CommunicatorState::agree_failures(std::chrono::milliseconds deadline) {
-  const std::vector<bool> failed = bootstrap_->agree_failures(base::Deadline::after(deadline));
+  require_admitted("agree_failures()");
+  const base::Deadline until = base::Deadline::after(deadline);
+  for (;;) {
+    const std::vector<bool> failed = bootstrap_->agree_failures(until);
+    adopt_failures(failed);
+    try {
+      rebuild_if_torn();
+      return failed;
+    } catch (const Error& error) {
+      // Somebody died meanwhile: agreed again, until the deadline.
+      if (error.code() != Code::peer_failed || until.expired()) throw;
+    }
+  }
+}
+
+void CommunicatorState::adopt_failures(const std::vector<bool>& failed) {
   std::vector<std::shared_ptr<DeviceState>> devices;
   {
     std::lock_guard lock(mutex_);
@@ -152,7 +180,6 @@ std::vector<bool> CommunicatorState::agree_failures(std::chrono::milliseconds de
     if (failed[r]) proxy_->fail_peer(r);
   }
   faults_->agreed(failed);
-  return failed;
 }
 
 PeerStatistics CommunicatorState::statistics(int peer) const {
@@ -182,6 +209,11 @@ void CommunicatorState::close() {
   if (closed_ || !bootstrap_) return;
   closed_ = true;
   std::exception_ptr failure;
+  // A replacement that is not complete has nobody to meet; the survivors' admit() fails at once.
+  if (to_make_ > 0) {
+    bootstrap_->abandon("left before its admission was complete");
+    failure = std::make_exception_ptr(Error(Code::aborted, "not admitted"));
+  }
   // The survivors' barrier: a dead peer cannot come, and is no reason to keep resources.
   const auto meet = [&] {
     try {
@@ -210,7 +242,7 @@ void CommunicatorState::close() {
   unwatch();
   const auto leave = [&] {
     try {
-      bootstrap_->close();
+      if (to_make_ == 0) bootstrap_->close();
     } catch (...) {
       if (!failure) failure = std::current_exception();
     }

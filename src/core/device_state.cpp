@@ -24,24 +24,51 @@ void validate(const Requirements& r) {
 
 }  // namespace
 
-DeviceState::DeviceState(std::shared_ptr<CommunicatorState> comm, const Requirements& requirements)
-    : comm_(comm), requirements_(requirements) {
-  comm->together("checking requirements", [&] { validate(requirements); });
-  comm->same_on_all("Requirements::contexts", requirements.contexts);
-  comm->same_on_all("Requirements::signals", requirements.signals);
-  comm->same_on_all("Requirements::counters", requirements.counters);
-  comm->same_on_all("Requirements::barriers", requirements.barriers);
-  comm->same_on_all("Requirements::packets", requirements.packets);
+DeviceState::DeviceState(std::shared_ptr<CommunicatorState> comm, const Requirements& requirements,
+                         std::uint32_t number)
+    : comm_(comm),
+      requirements_(requirements),
+      recipe_{Recipe::What::device_communicator,
+              number,
+              {static_cast<std::uint64_t>(requirements.contexts),
+               static_cast<std::uint64_t>(requirements.signals),
+               static_cast<std::uint64_t>(requirements.counters),
+               static_cast<std::uint64_t>(requirements.barriers),
+               static_cast<std::uint64_t>(requirements.packets)}} {
+  comm->begin_making(recipe_);
+  if (!comm->being_admitted()) {
+    comm->together("checking requirements", [&] { validate(requirements); });
+    comm->same_on_all("Requirements::contexts", requirements.contexts);
+    comm->same_on_all("Requirements::signals", requirements.signals);
+    comm->same_on_all("Requirements::counters", requirements.counters);
+    comm->same_on_all("Requirements::barriers", requirements.barriers);
+    comm->same_on_all("Requirements::packets", requirements.packets);
+  }
+  make(*comm);
+  comm->end_making();
+}
 
-  arena_ = memory::Arena::create(comm->place());
-  const PathPlan& plan = comm->plan();
-  const int rank = comm->rank();
+void DeviceState::rebuild(CommunicatorState& comm) {
+  comm.begin_making(recipe_);
+  make(comm);
+  comm.end_making();
+}
+
+void DeviceState::make(CommunicatorState& comm) {
+  release();
+  handle_ = {};
+  path_table_ = nullptr;
+  counters_ = {};
+  const Requirements& requirements = requirements_;
+  arena_ = memory::Arena::create(comm.place());
+  const PathPlan& plan = comm.plan();
+  const int rank = comm.rank();
   DeviceCommunicator& h = handle_;
   h.abi = kAbiVersion;
   h.bytes = sizeof(DeviceCommunicator);
-  h.owner = comm->number();
+  h.owner = comm.number();
   h.rank = rank;
-  h.nranks = comm->nranks();
+  h.nranks = comm.nranks();
   h.lsa_first = plan.lsa_first[rank];
   h.lsa_rank = rank - plan.lsa_first[rank];
   h.lsa_size = plan.lsa_size[rank];
@@ -50,22 +77,22 @@ DeviceState::DeviceState(std::shared_ptr<CommunicatorState> comm, const Requirem
   h.counters = requirements.counters;
   h.barriers = requirements.barriers;
   h.packets = requirements.packets;
-  h.signal_words = requirements.signals + requirements.barriers * comm->nranks();
+  h.signal_words = requirements.signals + requirements.barriers * comm.nranks();
   h.atomic_path = plan.atomic;
   h.feeds = plan.feeds(rank);
   h.connected = plan.connected();
   h.sharing = requirements.sharing;
   h.wait_ns = static_cast<std::uint64_t>(
-                  base::parameter_duration("MARROW_WAIT_TIMEOUT", comm->parameters()).count()) *
+                  base::parameter_duration("MARROW_WAIT_TIMEOUT", comm.parameters()).count()) *
               1000000;
-  h.control = comm->control_device();
+  h.control = comm.control_device();
 
-  std::vector<std::uint8_t> paths(comm->nranks());
-  const std::vector<bool> masked = comm->bootstrap().mask();
-  for (int r = 0; r < comm->nranks(); ++r) {
+  std::vector<std::uint8_t> paths(comm.nranks());
+  const std::vector<bool> masked = comm.bootstrap().mask();
+  for (int r = 0; r < comm.nranks(); ++r) {
     paths[r] = masked[r] ? kPathFailed : static_cast<std::uint8_t>(plan.path[rank][r]);
   }
-  comm->together("allocating a device communicator", [&] {
+  comm.together("allocating a device communicator", [&] {
     path_table_ = arena_->upload(std::span<const std::uint8_t>(paths));
     h.path = path_table_;
     h.signal_base = private_words(h.signal_words);
@@ -73,11 +100,11 @@ DeviceState::DeviceState(std::shared_ptr<CommunicatorState> comm, const Requirem
     h.counter_base = private_words(h.counters);
     h.look = private_words(2);
   });
-  if (comm->uses(Path::gda)) comm->nic()->choose_engine(comm->bootstrap());
-  make_sync_memory(*comm);
-  make_counters(*comm);
-  connect(*comm);
-  comm->bootstrap().barrier();  // every rank's sync memory is mapped before anybody signals
+  if (comm.uses(Path::gda)) comm.nic()->choose_engine(comm.bootstrap());
+  make_sync_memory(comm);
+  make_counters(comm);
+  connect(comm);
+  comm.bootstrap().barrier();  // every rank's sync memory is mapped before anybody signals
   open_ = true;
 }
 
@@ -173,6 +200,10 @@ void DeviceState::check() const {
 }
 
 const DeviceCommunicator& DeviceState::handle() const {
+  if (const auto comm = comm_.lock(); comm && !closed_ && !open_) {
+    throw Error(Code::peer_failed, "the device communicator is not usable: " + comm->why_torn(),
+                "call agree_failures() on every survivor, then take handles anew");
+  }
   if (!open_) {
     throw Error(Code::invalid_argument, "the device communicator is closed",
                 "keep it and its Communicator open while kernels use it");
@@ -182,17 +213,18 @@ const DeviceCommunicator& DeviceState::handle() const {
 
 void DeviceState::close() {
   const auto comm = comm_.lock();
-  if (!comm || !open_) return;
+  if (!comm || closed_) return;
   comm->bootstrap().barrier();  // no kernel uses it any more
   stop();
   comm->bootstrap().barrier();  // no proxy thread either
   comm->forget(this);
   release();
+  closed_ = true;
 }
 
 void DeviceState::release() {
-  if (!open_) return;
   open_ = false;
+  // An admission that ended half way leaves some of it.
   proxy_device_.reset();
   queues_.reset();
   if (const auto comm = comm_.lock(); comm && comm->nic()) comm->nic()->deregister(gda_counters_);

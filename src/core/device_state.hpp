@@ -13,12 +13,17 @@ namespace marrow::core {
 class DeviceState {
  public:
   /// Collective.
-  DeviceState(std::shared_ptr<CommunicatorState> comm, const Requirements& requirements);
+  /// @param number  Recipe::number
+  DeviceState(std::shared_ptr<CommunicatorState> comm, const Requirements& requirements,
+              std::uint32_t number);
   ~DeviceState();
 
   const DeviceCommunicator& handle() const;
   /// Collective: frees now, on every rank.
   void close();
+  /// Collective, after release(): made again, by the present paths; handle() is another one then.
+  void rebuild(CommunicatorState& comm);
+  const Recipe& recipe() const { return recipe_; }
   /// Local: proxy threads touch nothing for us any more.
   void stop();
   /// Throws the first error that a queue recorded.
@@ -29,6 +34,7 @@ class DeviceState {
   void mask(const std::vector<bool>& failed);
 
  private:
+  void make(CommunicatorState& comm);
   static Memory sync_memory(CommunicatorState& comm, Path path);
   void make_sync_memory(CommunicatorState& comm);
   void make_counters(CommunicatorState& comm);
@@ -37,6 +43,7 @@ class DeviceState {
 
   std::weak_ptr<CommunicatorState> comm_;
   Requirements requirements_;
+  Recipe recipe_;
   std::unique_ptr<memory::Arena> arena_;
   DeviceCommunicator handle_;
   std::uint8_t* path_table_ = nullptr;
@@ -46,6 +53,7 @@ class DeviceState {
   std::unique_ptr<gda::Queues> queues_;
   std::unique_ptr<proxy::Device> proxy_device_;
   bool open_ = false;
+  bool closed_ = false;  ///< for good
 };
 
 }  // namespace marrow::core

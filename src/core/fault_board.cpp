@@ -100,6 +100,19 @@ void FaultBoard::agreed(const std::vector<bool>& failed) {
   }
 }
 
+void FaultBoard::admitted(int rank) {
+  std::lock_guard lock(mutex_);
+  masked_[rank] = failed_[rank] = false;
+  failure_.reset();
+  network_.reset();
+  word(control_->failed[rank / 64])
+      .fetch_and(~(std::uint64_t{1} << (rank % 64)), std::memory_order_relaxed);
+  if (std::find(masked_.begin(), masked_.end(), true) == masked_.end()) {
+    // No kernel runs during an admission; the next sees this by its launch.
+    word(control_->state).fetch_and(~std::uint64_t{kControlMasked}, std::memory_order_release);
+  }
+}
+
 void FaultBoard::write_report(const Error& report) {
   if (report_file_.empty()) return;
   errno = 0;

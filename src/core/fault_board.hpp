@@ -29,6 +29,8 @@ class FaultBoard {
   void network_error(const Error& error);
   /// The survivors agreed on who failed: waits work again, except those that name a failed rank.
   void agreed(const std::vector<bool>& failed);
+  /// A new process takes the rank's place; what the old one's end had caused is forgotten.
+  void admitted(int rank);
 
   /// Throws the first thing that went wrong and has not been handled; reports of MARROW_CHECKED
   /// kernels one a call, each once.

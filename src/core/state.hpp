@@ -19,8 +19,26 @@
 #include "marrow/marrow.hpp"
 #include "memory/arena.hpp"
 #include "proxy/transport.hpp"
+#include "topology/topology.hpp"
 
 namespace marrow::core {
+
+/// A window or device communicator, as a replacement must make it again. Trivially copyable.
+struct Recipe {
+  enum class What : std::uint32_t { allocated = 1, registered, device_communicator };
+  What what{};
+  std::uint32_t number = 0;  ///< in the order they were made
+  std::uint64_t values[6] = {};
+  bool operator==(const Recipe&) const = default;
+};
+
+/// What the paths are planned from, by rank. Kept, because a rank that has failed cannot be asked again.
+struct Survey {
+  std::vector<std::vector<Wish>> wishes;  ///< [from][to]
+  std::vector<RankFacts> facts;
+  std::vector<topology::Endpoint> endpoints;
+  std::vector<std::vector<bool>> reach;  ///< [from][to]
+};
 
 /// A block of every rank, and what each path needs to reach it.
 class SymmetricBlock;
@@ -30,7 +48,9 @@ class LocalBufferState;
 
 class CommunicatorState : public std::enable_shared_from_this<CommunicatorState> {
  public:
-  CommunicatorState(const UniqueId& id, int nranks, int rank, Config config);
+  /// @param replacement  takes the place of a rank that the others admit
+  CommunicatorState(const UniqueId& id, int nranks, int rank, Config config,
+                    bool replacement = false);
   ~CommunicatorState();
   CommunicatorState(const CommunicatorState&) = delete;
   CommunicatorState& operator=(const CommunicatorState&) = delete;
@@ -73,12 +93,25 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   /// What was mapped is released with release_shared.
   std::vector<memory::Block> share(memory::Arena& arena, const memory::Block& mine);
 
+  /// At the start of each collective that makes an object: while a replacement is admitted, all ranks
+  /// must make the same one now. @throws Error(mismatch) on every rank
+  void begin_making(const Recipe& recipe);
+  void end_making();
+  /// A replacement makes the survivors' objects again: they have agreed on sizes before.
+  bool being_admitted() const { return to_make_ > 0; }
+  /// A replacement may do nothing else before it is complete. @throws Error(invalid_argument)
+  void require_admitted(const char* what) const;
+  /// Why windows and device communicators cannot be used now; empty: they can.
+  std::string why_torn() const;
+
   /// Collective: the next number that no rank has used. (Ranks may differ after a collective that a
   /// peer's death ended half way.)
   std::uint32_t next_symmetric_id();
   std::uint32_t next_local_id();
   void forget(WindowState* window);
   void forget(DeviceState* device);
+  void forget(LocalBufferState* buffer);
+  void keep(LocalBufferState* buffer);
 
   std::shared_ptr<WindowState> allocate(std::uint64_t bytes, Memory kind);
   std::shared_ptr<WindowState> register_window(void* pointer, std::uint64_t bytes);
@@ -88,6 +121,7 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   void check();
   void revoke(const std::string& why);
   std::vector<bool> agree_failures(std::chrono::milliseconds deadline);
+  void admit(int rank, std::chrono::milliseconds deadline);
   std::vector<PeerInfo> peers() const;
   PeerStatistics statistics(int peer) const;
   void synchronize();
@@ -95,7 +129,16 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
 
  private:
   void choose_paths();
-  std::vector<std::vector<bool>> who_reaches_whom();
+  void survey();
+  Survey survey_failed_ranks(const std::vector<bool>& masked);
+  void adopt_failures(const std::vector<bool>& failed);
+  /// Collective: makes again what an admission that failed has taken apart.
+  void rebuild_if_torn();
+  void join_survivors();
+  void meet_newcomer(int objects);
+  void take_apart();
+  void rebuild();
+  void finish_admission();
   void open_gda();
   void open_proxy();
   void watch();
@@ -111,6 +154,7 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   std::unique_ptr<FaultBoard> faults_;
   std::unique_ptr<gda::Nic> nic_;
   std::unique_ptr<proxy::Transport> proxy_;
+  Survey survey_;
   std::vector<RankFacts> facts_;
   std::vector<Wish> wishes_;
   std::string gda_reason_;
@@ -119,10 +163,16 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   std::vector<std::shared_ptr<WindowState>> windows_;
   std::vector<std::shared_ptr<DeviceState>> devices_;
   std::vector<std::uint64_t> slow_periods_;
+  std::vector<LocalBufferState*> buffers_;
   std::vector<bool> masked_;
   std::uint32_t next_id_ = 0;
   std::uint32_t next_local_ = 1u << 30;  ///< local buffers: ids that no window has
   bool closed_ = false;
+  std::uint32_t made_ = 0;  ///< collectively, so the same order on every rank
+  int newcomer_ = -1;       ///< the rank that is being admitted
+  int to_make_ = 0;         ///< replacement: objects that the survivors have and this rank has not
+  bool rebuilding_ = false;
+  bool torn_ = false;  ///< windows and device communicators are released, not made again
 };
 
 }  // namespace marrow::core

@@ -56,8 +56,7 @@ void SymmetricBlock::release() {
   if (comm_.nic()) comm_.nic()->deregister(gda_);
   for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
     // Mappings are ours to release; aliases and our own block are not (release ignores them).
-    if (r != comm_.rank() && peers_[r].device && !comm_.bootstrap().same_process(r))
-      arena_.release(peers_[r]);
+    if (!mapped_.empty() && mapped_[r] && peers_[r].device) arena_.release(peers_[r]);
   }
   peers_.clear();
   arena_.drop(handle_.lsa);
@@ -68,6 +67,9 @@ void SymmetricBlock::release() {
 
 void SymmetricBlock::map_peers() {
   peers_ = comm_.share(arena_, block_);
+  mapped_.resize(peers_.size());
+  for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
+    mapped_[r] = r != comm_.rank() && !comm_.bootstrap().same_process(r);
   std::vector<std::uint64_t> addresses(peers_.size());
   for (std::size_t r = 0; r < peers_.size(); ++r)
     addresses[r] = reinterpret_cast<std::uint64_t>(peers_[r].device);

@@ -48,6 +48,7 @@ class SymmetricBlock {
   PathBits paths_;
   WindowHandle handle_;
   std::vector<memory::Block> peers_;
+  std::vector<bool> mapped_;  ///< by rank: peers_ has a mapping of ours, not a thread's address
   gda::Region gda_;
   bool proxy_registered_ = false;
 };

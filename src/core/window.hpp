@@ -10,8 +10,9 @@ namespace marrow::core {
 
 class WindowState {
  public:
-  /// Collective. @param owned  the arena allocated the block and frees it
-  WindowState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block, bool owned);
+  /// Collective. @param recipe  allocated: the arena allocated the block and frees it
+  WindowState(std::shared_ptr<CommunicatorState> comm, const memory::Block& block,
+              const Recipe& recipe);
   ~WindowState() { release(); }
 
   /// Collective: frees now, on every rank.
@@ -19,13 +20,20 @@ class WindowState {
   /// Local: frees; the communicator has seen to it that nobody uses it.
   void release();
   const SymmetricBlock& symmetric() const;
+  /// Local: lets go of peers and keys, keeps the memory.
+  void suspend() { symmetric_.reset(); }
+  /// Collective, after suspend(): reachable again, by the present paths.
+  void rebuild(CommunicatorState& comm);
+  const Recipe& recipe() const { return recipe_; }
 
  private:
   void give_back(CommunicatorState& comm);
+  void make(CommunicatorState& comm);
 
   std::weak_ptr<CommunicatorState> comm_;
   memory::Block block_;
-  bool owned_;  ///< else adopted
+  Recipe recipe_;
+  bool open_ = true;
   std::unique_ptr<SymmetricBlock> symmetric_;
 };
 
@@ -37,6 +45,9 @@ class LocalBufferState {
   LocalBufferState(const LocalBufferState&) = delete;
   LocalBufferState& operator=(const LocalBufferState&) = delete;
   const LocalBufferHandle& handle() const { return handle_; }
+  /// Lets go of keys, keeps the memory; then registers it again, by the present paths.
+  void suspend();
+  void attach();
 
  private:
   void release();

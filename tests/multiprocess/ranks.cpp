@@ -71,13 +71,21 @@ UniqueId RankContext::id(const std::string& name) const {
     say(name, std::string(reinterpret_cast<const char*>(id.bytes().data()), UniqueId::kSize));
     return id;
   }
+  return made_id(name);
+}
+
+UniqueId RankContext::made_id(const std::string& name) const {
   const std::string text = hear(0, name);
   return UniqueId::from_bytes(std::as_bytes(std::span(text)));
 }
 
 Config RankContext::config() const {
   Config config;
-  if (!argument.empty()) config.parameters["MARROW_PATH"] = argument;
+  if (argument == "mixed") {
+    config.parameters["MARROW_LSA_SIZE"] = "2";  // gda between teams
+    config.parameters["MARROW_NIC"] = "softnic";
+  } else if (!argument.empty())
+    config.parameters["MARROW_PATH"] = argument;
   if (argument == "gda") config.parameters["MARROW_NIC"] = "softnic";
   return config;
 }
@@ -88,27 +96,35 @@ Ranks::Ranks(const std::string& role, int nranks, const std::string& argument,
   context_.argument = argument;
   context_.folder = (std::filesystem::temp_directory_path() / "marrow-ranks-XXXXXX").string();
   if (!mkdtemp(context_.folder.data())) throw std::runtime_error("no temporary folder");
-  for (int rank = 0; rank < nranks; ++rank) {
-    std::vector<std::string> words{
-        "/proc/self/exe",       "--role",        role,    std::to_string(rank),
-        std::to_string(nranks), context_.folder, argument};
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    const std::string log = message_file(context_, rank, "log");
-    const pid_t parent = getpid();
-    const pid_t child = fork();
-    if (child == 0) {
-      (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (getppid() != parent) _exit(1);
-      const int fd = open(log.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0600);
-      if (fd < 0 || dup2(fd, 1) < 0 || dup2(fd, 2) < 0) _exit(1);
-      for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
-      execv(argv[0], argv.data());
-      _exit(127);
-    }
-    children_.push_back(child);
+  environment_ = environment;
+  children_.assign(nranks, -1);
+  for (int rank = 0; rank < nranks; ++rank) start(role, rank, argument);
+}
+
+void Ranks::start(const std::string& role, int rank, const std::string& argument) {
+  if (children_[rank] > 0) {
+    (void)kill(children_[rank], SIGKILL);
+    (void)waitpid(children_[rank], nullptr, 0);
   }
+  std::vector<std::string> words{
+      "/proc/self/exe", "--role", role, std::to_string(rank), std::to_string(context_.nranks),
+      context_.folder,  argument};
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  const std::string log = message_file(context_, rank, "log");
+  const pid_t parent = getpid();
+  const pid_t child = fork();
+  if (child == 0) {
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1);
+    const int fd = open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
+    if (fd < 0 || dup2(fd, 1) < 0 || dup2(fd, 2) < 0) _exit(1);
+    for (const auto& [name, value] : environment_) setenv(name.c_str(), value.c_str(), 1);
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+  children_[rank] = child;
 }
 
 Ranks::~Ranks() {

@@ -25,12 +25,14 @@ struct RankContext {
 
   /// The id of communicator `name`: made by rank 0, read by the others.
   UniqueId id(const std::string& name = "id") const;
+  /// The same, read by every rank.
+  UniqueId made_id(const std::string& name = "id") const;
   /// Tells the test, or another rank, that something has happened.
   void say(const std::string& what, const std::string& text = "") const;
   /// Waits until `who` has said it; returns the text. @throws Error(timeout)
   std::string hear(int who, const std::string& what,
                    Milliseconds deadline = Milliseconds(20000)) const;
-  /// A configuration with that path to all peers.
+  /// A configuration with that path to all peers; "mixed": lsa within teams of two, gda between them.
   Config config() const;
 };
 using Role = std::string (*)(const RankContext&);
@@ -46,6 +48,8 @@ class Ranks {
   Ranks& operator=(const Ranks&) = delete;
 
   void signal(int rank, int number);
+  /// Starts a process as `rank`, in place of the one before, which must have ended (or is killed).
+  void start(const std::string& role, int rank, const std::string& argument);
   /// Waits until every listed rank has said it.
   bool all_said(const std::vector<int>& ranks, const std::string& what,
                 Milliseconds deadline = Milliseconds(20000));
@@ -56,6 +60,7 @@ class Ranks {
  private:
   RankContext context_;
   std::vector<pid_t> children_;
+  std::map<std::string, std::string> environment_;
 };
 
 struct RoleEntry {

@@ -125,6 +125,10 @@ void Endpoint::connect(const marrow_network_address* addresses, base::Deadline d
   std::vector<Address> all(nranks_);
   // First who can be reached at all, so that a wrong host is said at once and not after a timeout.
   for (std::uint32_t r = 0; r < nranks_; ++r) {
+    if (addresses[r].bytes == 0) {  // failed before this endpoint was made
+      peers_[r]->gone.store(true, std::memory_order_release);
+      continue;
+    }
     std::memcpy(&all[r], addresses[r].data, sizeof(Address));
     if (addresses[r].bytes != sizeof(Address) || all[r].magic != kAddressMagic ||
         all[r].rank != r) {
@@ -142,6 +146,7 @@ void Endpoint::connect(const marrow_network_address* addresses, base::Deadline d
   }
   for (std::uint32_t r = 0; r < nranks_; ++r) {
     Peer& peer = *peers_[r];
+    if (addresses[r].bytes == 0) continue;
     if (identity_.same_process(peer.identity)) {
       peer.inbox = local_inboxes().find(all[r].endpoint_id);
       if (!peer.inbox) {
