@@ -177,6 +177,7 @@ marrow_network_address Endpoint::address() const {
 
 void Endpoint::connect(const marrow_network_address* addresses) {
   for (std::uint32_t r = 0; r < nranks_; ++r) {
+    if (addresses[r].bytes == 0) continue;  // failed already: nothing is asked of it
     Address theirs;
     std::memcpy(&theirs, addresses[r].data, sizeof(theirs));
     if (addresses[r].bytes != sizeof(theirs) || theirs.magic != kAddressMagic || theirs.rank != r ||

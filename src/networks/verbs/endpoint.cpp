@@ -106,14 +106,17 @@ void Endpoint::check(const Address& theirs, std::uint32_t r, std::uint32_t bytes
 void Endpoint::connect(const marrow_network_address* addresses, std::chrono::milliseconds timeout) {
   const auto deadline = base::Deadline::after(timeout);
   std::vector<Address> all(nranks_);
+  std::uint32_t first = nranks_;
   for (std::uint32_t r = 0; r < nranks_; ++r) {
+    if (addresses[r].bytes == 0) continue;  // failed already: nothing is asked of it
+    first = std::min(first, r);
     std::memcpy(&all[r], addresses[r].data, sizeof(Address));
     check(all[r], r, addresses[r].bytes);
     all[r].socket_name[sizeof all[r].socket_name - 1] = 0;
     all[r].ips = std::min<std::uint8_t>(all[r].ips, kMostIps);
   }
   if (!device_) {
-    const auto token = std::as_bytes(std::span(all[0].token));
+    const auto token = std::as_bytes(std::span(all[first].token));
     Options soft = options_;
     if (soft.provider.empty()) soft.nic = "softnic";
     device_ = Device::open(soft, "marrow-net-" + base::hex(token));
