@@ -88,9 +88,9 @@ MARROW_DEVICE Status far_combine(const Run& r, const Gin<>& gin, int peer, bool 
 }
 
 /// After the sending kernel: blocks take far peers in turn.
-inline MARROW_KERNEL far_put_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
-                                    const MARROW_GRID_CONSTANT WindowHandle window,
-                                    const MARROW_GRID_CONSTANT Shape s, FarArgs a) {
+MARROW_KERNEL far_put_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
+                             const MARROW_GRID_CONSTANT WindowHandle window,
+                             const MARROW_GRID_CONSTANT Shape s, FarArgs a) {
   await_previous_kernel();
   auto* control = at<Control>(window.local, s.control);
   const std::uint64_t sent =
@@ -112,9 +112,9 @@ inline MARROW_KERNEL far_put_kernel(const MARROW_GRID_CONSTANT DeviceCommunicato
 }
 
 /// Before the receiving kernel: one block.
-inline MARROW_KERNEL far_wait_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
-                                     const MARROW_GRID_CONSTANT WindowHandle window,
-                                     const MARROW_GRID_CONSTANT Shape s, FarArgs a) {
+MARROW_KERNEL far_wait_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
+                              const MARROW_GRID_CONSTANT WindowHandle window,
+                              const MARROW_GRID_CONSTANT Shape s, FarArgs a) {
   await_previous_kernel();
   auto* control = at<Control>(window.local, s.control);
   const std::uint64_t received = load_relaxed<Scope::device>(
@@ -135,10 +135,10 @@ inline MARROW_KERNEL far_wait_kernel(const MARROW_GRID_CONSTANT DeviceCommunicat
 
 /// Empties the receive buffers and starts counting at `batch`: at the beginning, and when the survivors of a
 /// failure start anew. failed: [R] words in host memory, or null; experts: [E] ranks of experts in host memory, or null.
-inline MARROW_KERNEL reset_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
-                                  const MARROW_GRID_CONSTANT WindowHandle window,
-                                  const MARROW_GRID_CONSTANT Shape s, std::uint64_t batch,
-                                  const std::uint32_t* failed, const std::uint16_t* experts) {
+MARROW_KERNEL reset_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
+                           const MARROW_GRID_CONSTANT WindowHandle window,
+                           const MARROW_GRID_CONSTANT Shape s, std::uint64_t batch,
+                           const std::uint32_t* failed, const std::uint16_t* experts) {
   std::byte* local = window.local;
   const auto me = static_cast<std::uint64_t>(block_index()) * block_size() + thread_index();
   const auto all = static_cast<std::uint64_t>(grid_size()) * block_size();
@@ -178,9 +178,9 @@ inline MARROW_KERNEL reset_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator 
 }
 
 /// Copies control, failed, verdicts and waits to host memory. One block.
-inline MARROW_KERNEL report_kernel(const MARROW_GRID_CONSTANT WindowHandle window,
-                                   const MARROW_GRID_CONSTANT Shape s, std::uint64_t* to,
-                                   std::int32_t clear) {
+MARROW_KERNEL report_kernel(const MARROW_GRID_CONSTANT WindowHandle window,
+                            const MARROW_GRID_CONSTANT Shape s, std::uint64_t* to,
+                            std::int32_t clear) {
   auto* from = at<std::uint64_t>(window.local, s.control);
   const int words = static_cast<int>((s.expert_rank - s.control) / 8);
   for (int i = thread_index(); i < words; i += block_size()) to[i] = from[i];

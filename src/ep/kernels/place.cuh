@@ -131,9 +131,9 @@ MARROW_DEVICE void place_entries(const Run& r, std::uint32_t* memory) {
   head->pairs = static_cast<std::int32_t>(pairs);
 }
 
-inline MARROW_KERNEL place_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
-                                  const MARROW_GRID_CONSTANT WindowHandle window,
-                                  const MARROW_GRID_CONSTANT Shape s, std::uint64_t handle) {
+MARROW_KERNEL place_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
+                           const MARROW_GRID_CONSTANT WindowHandle window,
+                           const MARROW_GRID_CONSTANT Shape s, std::uint64_t handle) {
   await_previous_kernel();
   auto* control = at<Control>(window.local, s.control);
   const Run r(comm, window, s, handle, load_relaxed<Scope::device>(&control->dispatch_received),
