@@ -6,7 +6,8 @@
 namespace marrow::core {
 
 // Sync memory (signals) is where its path can update it, so this is asked of windows alone.
-std::string why_no_atomics(bool gpu, Path atomic_path, const memory::Block& block) {
+std::string why_no_atomics(bool gpu, Path atomic_path, const memory::Block& block,
+                           bool gpu_engine) {
   if (atomic_path == Path::proxy && !block.host) {
     return "atomics take the proxy path, whose threads cannot add to GPU memory; use Memory::host "
            "for windows with words that peers add to";
@@ -14,6 +15,12 @@ std::string why_no_atomics(bool gpu, Path atomic_path, const memory::Block& bloc
   if (gpu && atomic_path == Path::lsa && block.kind == Memory::host) {
     return "atomics take the lsa path, and several GPUs that add to host memory lose each other's "
            "updates; use Memory::device for windows with words that peers add to";
+  }
+  if (gpu_engine && atomic_path == Path::gda && block.kind == Memory::host) {
+    return "atomics take the gda path, softnic's engines are blocks on the ranks' GPUs, and "
+           "several "
+           "GPUs that add to host memory lose each other's updates; use Memory::device for windows "
+           "with words that peers add to";
   }
   return {};
 }
@@ -29,7 +36,6 @@ SymmetricBlock::SymmetricBlock(CommunicatorState& comm, memory::Arena& arena,
   handle_.local = block.device;
   handle_.atomic_path = comm.plan().atomic;
   handle_.host_memory = block.kind == Memory::host;
-  handle_.no_atomics = !why_no_atomics().empty();
   try {
     if (paths_ & bit(Path::lsa)) map_peers();
     // Kernels load the peer's entry before they know its path: the table is always there.
@@ -47,7 +53,14 @@ SymmetricBlock::SymmetricBlock(CommunicatorState& comm, memory::Arena& arena,
 SymmetricBlock::~SymmetricBlock() { release(); }
 
 std::string SymmetricBlock::why_no_atomics() const {
-  return core::why_no_atomics(comm_.place().on_gpu(), handle_.atomic_path, block_);
+  return core::why_no_atomics(comm_.place().on_gpu(), handle_.atomic_path, block_,
+                              comm_.nic() && comm_.nic()->on_gpu_engine());
+}
+
+WindowHandle SymmetricBlock::handle() const {
+  WindowHandle handle = handle_;
+  handle.no_atomics = !why_no_atomics().empty();
+  return handle;
 }
 
 void SymmetricBlock::release() {

@@ -16,8 +16,10 @@ using PathBits = std::uint8_t;
 constexpr PathBits bit(Path path) { return static_cast<PathBits>(1u << static_cast<int>(path)); }
 
 /// Why add, fetch_add, compare_swap and SignalAt are refused on windows of such memory; empty: they work.
-/// @param gpu  whether kernels run on a GPU
-std::string why_no_atomics(bool gpu, Path atomic_path, const memory::Block& block);
+/// @param gpu         whether kernels run on a GPU
+/// @param gpu_engine  whether blocks on GPUs execute the gda path's queues
+std::string why_no_atomics(bool gpu, Path atomic_path, const memory::Block& block,
+                           bool gpu_engine = false);
 
 class SymmetricBlock {
  public:
@@ -30,7 +32,9 @@ class SymmetricBlock {
   SymmetricBlock(const SymmetricBlock&) = delete;
   SymmetricBlock& operator=(const SymmetricBlock&) = delete;
 
-  const WindowHandle& handle() const { return handle_; }
+  /// For kernels that start from now on: whether atomics work on host memory is known once the first device
+  /// communicator has chosen softnic's engine.
+  WindowHandle handle() const;
   const memory::Block& block() const { return block_; }
   std::string why_no_atomics() const;
   /// The peer's part as an address of ours; empty when not load/store reachable.

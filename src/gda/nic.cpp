@@ -134,6 +134,8 @@ Nic::~Nic() = default;
 const std::string& Nic::name() const { return device_->name(); }
 bool Nic::emulated() const { return device_->emulated(); }
 
+bool Nic::on_gpu_engine() const { return device_->on_gpu_engine(); }
+
 bool Nic::can_use(Memory kind, std::string* why) const {
   if (kind == Memory::host || !device_->emulated()) return true;
   if (device_->refuses_gpu_memory().empty()) return true;

@@ -60,6 +60,8 @@ class Nic {
   /// MARROW_SOFTNIC=engine=... decides otherwise.
   /// @throws Error(network) on every rank
   void choose_engine(bootstrap::Bootstrap& bootstrap);
+  /// Whether that is a block on this rank's GPU.
+  bool on_gpu_engine() const;
   /// Where words that this NIC adds to lie best: signals, counters.
   Memory sync_memory() const;
 

@@ -314,6 +314,9 @@ std::string communicator_key(const Row& row) {
   std::string key = worker_key(row);
   for (const char* name : {"path", "network", "cq", "depth", "lsa-size"})
     key += "," + row.text(name);
+  // softnic's engine is chosen for good by where the first windows lie: one that GPUs or a CPU cannot use well,
+  // or at all, would meet the rows that follow.
+  if (row.is("path", "gda") || row.is("path", "mixed")) key += "," + row.text("memory");
   if (row.is("path", "mixed")) key += "," + row.text("seed");  // says which peer is on which path
   // What a communicator once reported, it reports for ever.
   if (row.which().traits & (kCheckThrows | kReports)) key += "," + row.line();

@@ -71,5 +71,18 @@ TEST(GpuRows, WordsAreWhereTheyCanBeAddedTo) {
   EXPECT_TRUE(words("proxy", "host"));
 }
 
+// The first windows of a communicator decide who executes its gda queues.
+TEST(GpuRows, ACommunicatorHasWindowsOfOneMemory) {
+  const auto key = [](const char* path, const char* memory) {
+    Row row;
+    row.set("case", "one");
+    row.set("path", path);
+    row.set("memory", memory);
+    return communicator_key(row);
+  };
+  EXPECT_NE(key("gda", "host"), key("gda", "device"));
+  EXPECT_EQ(key("lsa", "host"), key("lsa", "device"));
+}
+
 }  // namespace
 }  // namespace marrow::conformance

@@ -381,6 +381,9 @@ TEST(Core, WhyAWindowHasNoAtomics) {
   }
   EXPECT_EQ(core::why_no_atomics(false, Path::lsa, host), "");
   EXPECT_NE(core::why_no_atomics(true, Path::lsa, host).find("lsa path"), std::string::npos);
+  // With a block on each GPU as NIC, host memory is as far from being one word as with stores over NVLink.
+  EXPECT_NE(core::why_no_atomics(true, Path::gda, host, true).find("gda path"), std::string::npos);
+  EXPECT_EQ(core::why_no_atomics(true, Path::gda, device, true), "");
   run_ranks(1, [](Communicator& comm) { EXPECT_EQ(comm.allocate(64).why_no_atomics(), ""); });
 }
 
