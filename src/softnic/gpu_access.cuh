@@ -38,6 +38,18 @@ struct GpuAccess {
     publish<Scope::system>(Store{p, value});
   }
 
+  /// Makes the relaxed loads before it acquires: what their stores' releases cover is readable afterwards. On a GPU
+  /// it empties L1, so only who has found something calls it.
+  static __device__ void acquire_fence() {
+#if !defined(__CUDACC__)
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+#elif __CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ >= 13
+    asm volatile("fence.acquire.sys;" ::: "memory");
+#else
+    settle<Scope::system>();
+#endif
+  }
+
   /// A completion entry. The one release covers all that the operation did, by this lane and by those
   /// that it met since.
   static __device__ void store_entry(std::uint32_t* p, const std::uint32_t (&words)[16]) {
@@ -52,6 +64,12 @@ struct GpuAccess {
     store_cell(p + 8, Cell16{w8 | std::uint64_t{w9} << 32, std::uint64_t{w11} << 32});
     auto* at = reinterpret_cast<std::uint64_t*>(p + 12);
     marrow::store_relaxed<Scope::system>(at, std::uint64_t{w13} << 32);
+    marrow::store_relaxed<Scope::system>(p + 14, w14);
+  }
+  /// The same for an entry that tells of no error: words 12 and 13 then say nothing.
+  static __device__ void store_good_body(std::uint32_t* p, std::uint32_t w8, std::uint32_t w11,
+                                         std::uint32_t w14) {
+    store_cell(p + 8, Cell16{w8, std::uint64_t{w11} << 32});
     marrow::store_relaxed<Scope::system>(p + 14, w14);
   }
   static __device__ void store_completion(std::uint32_t* p, std::uint32_t value) {

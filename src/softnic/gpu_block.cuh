@@ -13,10 +13,12 @@ namespace marrow::softnic::gpu {
 
 inline constexpr std::uint32_t kCachedRegions = 16;
 /// Pieces of a copy that warps take one by one.
-inline constexpr std::uint64_t kChunk = 16 * 1024;
+inline constexpr std::uint64_t kChunk = 4 * 1024;
 static_assert(GpuAccess::kTurnBytes / kChunk < 0x8000);
 /// Below it a warp copies alone.
 inline constexpr std::uint64_t kTogether = 16 * 1024;
+/// For the SM's copy engine: eight stages of 8 KiB and their barriers.
+inline constexpr std::uint32_t kScratchBytes = 8 * 8192 + 128;
 
 /// A long copy: whoever has nothing else to do takes chunks of it.
 struct Board {
@@ -30,17 +32,52 @@ struct Board {
   std::uint64_t bytes;
 };
 
+/// What serving a small WRITE needs to know of a queue, together.
+struct alignas(16) FastQueue {
+  const std::byte* sq = nullptr;
+  mlx5::Cqe* entries = nullptr;
+  std::uint32_t mask = 0;
+  std::uint32_t entry_mask = 0;
+  std::uint32_t lap = 0;     ///< the bit of an entry's number that is its owner bit; 0: collapsed
+  std::uint32_t qpn_ds = 0;  ///< second word of a WRITE of one piece
+  std::uint32_t user_index = 0;  ///< big endian
+  std::uint32_t pd = 0;
+  std::uint32_t peer_process = 0;
+  std::uint32_t peer_pd = 0;
+
+  FastQueue() = default;
+  explicit __device__ FastQueue(const QueuePair& qp) {
+    const CompletionQueue& cq = *qp.send_cq;
+    sq = qp.sq;
+    entries = cq.ring;
+    mask = qp.depth - 1;
+    entry_mask = cq.collapsed ? 0 : cq.entries - 1;
+    lap = cq.collapsed ? 0 : cq.entries;
+    qpn_ds = mlx5::qpn_ds_word(qp.qpn, 3);
+    user_index = mlx5::to_big32(qp.user_index);
+    pd = qp.pd;
+    peer_process = qp.peer.process;
+    peer_pd = qp.peer.pd;
+  }
+};
+
 struct Block {
   Launch launch;
+  Region cache[kWorkers][kCachedRegions];
+  FastQueue fast[kHotQueuePairs];
   QueuePair queue_pairs[kHotQueuePairs];
   CompletionQueue completion_queues[kHotCompletionQueues];
   Work work[kWorkers];
-  Region cache[kWorkers][kCachedRegions];
-  CopyPiece piece[kWorkers];        ///< what QueueMachine wants to have moved
+  CopyPiece piece[kWorkers];  ///< what QueueMachine or the fast loop wants to have moved
+  std::uint32_t
+      after[kWorkers];  ///< the lane whose queue had its turn last: those behind it come first
+  bool piece_completes[kWorkers];   ///< and what its WQE asks for, for the fast loop
   std::uint64_t request[kWorkers];  ///< for a key, see Mailbox::wanted; 0: none
   std::uint64_t failures[kWorkers];
   Board board;
   // Between the manager and the workers.
+  std::uint32_t
+      attention;  ///< counted up when a worker should look at stop, inboxes, stalled or the board
   std::uint32_t stop;     ///< number of the halt that the manager wants
   std::uint32_t stopped;  ///< workers that have halted
   std::uint32_t go;       ///< number of the halt that is over
@@ -49,6 +86,8 @@ struct Block {
   std::uint32_t stalled;
   std::uint32_t inboxes;  ///< counts requests of peers
   std::uint32_t queue_count;
+  std::uint32_t scratch_taken;
+  alignas(128) std::byte scratch[kScratchBytes];
 };
 static_assert(sizeof(Block) <= 227 * 1024);
 
@@ -71,6 +110,12 @@ __device__ void volatile_store(T& word, T value) {
   *const_cast<volatile T*>(&word) = value;
 }
 
+/// Has every worker look at the words between it and the others; the caller has changed one of them.
+__device__ inline void call_attention() {
+  __threadfence_block();
+  atomicAdd(&the_block().attention, 1u);
+}
+
 __device__ __forceinline__ QueuePair& queue_pair(std::uint32_t index) {
   return index < kHotQueuePairs ? the_block().queue_pairs[index]
                                 : the_launch().tables->queue_pairs[index];
@@ -86,26 +131,68 @@ __device__ __forceinline__ bool board_open() {
   return is_open(volatile_load(the_block().board.next));
 }
 
-/// Takes one chunk of the copy on the board, if there is one. By a whole warp. @return whether it did
-__device__ inline bool help(unsigned lane) {
+/// One chunk of a long copy: 8 loads of 16 bytes in flight a lane.
+__device__ inline void copy_chunk(std::byte* to, const std::byte* from, std::uint64_t bytes,
+                                  unsigned lane) {
+#if defined(__CUDACC__)
+  const auto either = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from);
+  constexpr int kLoads = kChunk / (32 * sizeof(uint4));
+  if ((either & 15) == 0 && bytes == kChunk) {
+    const auto* source = reinterpret_cast<const uint4*>(from) + lane;
+    auto* target = reinterpret_cast<uint4*>(to) + lane;
+    __builtin_assume(__isGlobal(source));
+    __builtin_assume(__isGlobal(target));
+    uint4 value[kLoads];
+    MARROW_UNROLL
+    for (int i = 0; i < kLoads; ++i) value[i] = source[i * 32];
+    MARROW_UNROLL
+    for (int i = 0; i < kLoads; ++i) target[i * 32] = value[i];
+    return;
+  }
+#endif
+  copy(to, from, bytes, lane, 32);
+}
+
+/// Takes chunks of the copy on the board while there are any. By a whole warp.
+__device__ inline void help(unsigned lane) {
   Board& board = the_block().board;
-  std::uint32_t mine = 0;
-  if (lane == 0 && board_open()) {
-    mine = atomicAdd(&board.next, 1u);
-    __threadfence_block();  // what describes the copy was written before
+  std::uint32_t mine = 0, chunks = 0;
+  for (;;) {
+    if (lane == 0) mine = board_open() ? atomicAdd(&board.next, 1u) : 0;
+    mine = __shfl_sync(0xffffffffu, mine, 0);
+    if (!is_open(mine)) break;
+    // What describes the copy was written before the word that this chunk came from.
+    if (chunks++ == 0) __threadfence_block();
+    const std::uint64_t start = (mine & 0xffff) * kChunk;
+    const std::uint64_t total = volatile_load(board.bytes);
+    const std::uint64_t bytes = total - start < kChunk ? total - start : kChunk;
+    copy_chunk(volatile_load(board.to) + start, volatile_load(board.from) + start, bytes, lane);
   }
-  mine = __shfl_sync(0xffffffffu, mine, 0);
-  if (!is_open(mine)) return false;
-  const std::uint64_t chunk = mine & 0xffff;
-  const std::uint64_t start = chunk * kChunk;
-  const std::uint64_t total = volatile_load(board.bytes);
-  const std::uint64_t bytes = total - start < kChunk ? total - start : kChunk;
-  copy(volatile_load(board.to) + start, volatile_load(board.from) + start, bytes, lane, 32);
   __syncwarp();
-  if (lane == 0) {
+  if (lane == 0 && chunks != 0) {
     __threadfence_block();  // meets the owner's fence: its completion covers our stores
-    atomicAdd(&board.done, 1u);
+    atomicAdd(&board.done, chunks);
   }
+}
+
+/// Copies by the SM's copy engine, which one lane keeps as busy as all warps would; one copy at a time.
+/// By a whole warp. @return whether it did, but for at most 15 bytes at the end
+__device__ inline bool copy_by_engine(unsigned lane, const CopyPiece& piece) {
+  Block& block = the_block();
+  const auto either =
+      reinterpret_cast<std::uintptr_t>(piece.to) | reinterpret_cast<std::uintptr_t>(piece.from);
+  if ((either & 15) != 0) return false;
+  std::uint32_t busy = 0;
+  if (lane == 0) busy = atomicCAS(&block.scratch_taken, 0u, 1u);
+  if (__shfl_sync(0xffffffffu, busy, 0) != 0) return false;
+  if (lane == 0) {
+    __threadfence_block();
+    bulk_copy(piece.to, piece.from, piece.bytes & ~std::uint64_t{15},
+              Scratch{block.scratch, kScratchBytes}, 0, 1);
+    __threadfence_block();
+    atomicExch(&block.scratch_taken, 0u);
+  }
+  __syncwarp();
   return true;
 }
 
@@ -115,6 +202,14 @@ __device__ inline void copy_together(unsigned lane, const CopyPiece& piece) {
   if (piece.bytes <= kTogether) {
     copy(piece.to, piece.from, piece.bytes, lane, 32);
     __syncwarp();
+    return;
+  }
+  if (copy_by_engine(lane, piece)) {
+    const std::uint64_t done = piece.bytes & ~std::uint64_t{15};
+    if (done != piece.bytes) {
+      copy(piece.to + done, piece.from + done, piece.bytes - done, lane, 32);
+      __syncwarp();
+    }
     return;
   }
   for (;;) {
@@ -131,10 +226,10 @@ __device__ inline void copy_together(unsigned lane, const CopyPiece& piece) {
     volatile_store(board.done, 0u);
     __threadfence_block();
     volatile_store(board.next, chunks << 16);
+    call_attention();
   }
   __syncwarp();
-  while (help(lane)) {
-  }
+  help(lane);
   if (lane == 0) {
     while (volatile_load(board.done) != chunks) {
     }
@@ -142,6 +237,14 @@ __device__ inline void copy_together(unsigned lane, const CopyPiece& piece) {
     atomicExch(&board.taken, 0u);
   }
   __syncwarp();
+}
+
+/// Whether small WRITEs of a queue in state ready to send may go a lane each.
+__device__ inline bool fast_ready(const QueuePair& qp) {
+  const CompletionQueue& cq = *qp.send_cq;
+  return qp.stage == QueuePair::Stage::fetch && qp.peer.answer == PeerFacts::connected &&
+         (qp.peer.access & verbs::IBV_ACCESS_REMOTE_WRITE) != 0 && cq.shared == 0 &&
+         cq.overrun_ignored && !cq.overrun && the_launch().faults.any == 0;
 }
 
 /// The surroundings of QueueMachine, for one lane.
@@ -290,6 +393,7 @@ class GpuEnv {
                                                            : now + the_launch().faults.stall_time);
     __threadfence_block();
     volatile_store(the_block().stalled, 1u);
+    call_attention();
   }
   __device__ bool stalled() const { return volatile_load(the_block().stalled) != 0; }
 

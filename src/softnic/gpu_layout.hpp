@@ -13,7 +13,7 @@
 
 namespace marrow::softnic::gpu {
 
-inline constexpr std::uint32_t kWarps = 16;
+inline constexpr std::uint32_t kWarps = 20;
 inline constexpr std::uint32_t kWorkers = kWarps - 1;  ///< the last warp is the manager
 inline constexpr std::uint32_t kThreads = kWarps * 32;
 inline constexpr std::uint32_t kMaxQueuePairs = 2048;
@@ -91,6 +91,7 @@ struct Tables {
   std::uint64_t stalled_until = 0;  ///< 0: not stalled, ~0: until the end
   std::uint64_t executed = 0;       ///< WQEs, for statistics
   std::uint64_t inbox_rings = 0;
+  std::uint64_t quiet = 0;  ///< a word that nobody writes
   Replies replies = {};
   QueuePair queue_pairs[kMaxQueuePairs];
   CompletionQueue completion_queues[kMaxCompletionQueues];

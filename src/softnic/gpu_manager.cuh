@@ -15,16 +15,21 @@ __device__ T from_lane(T value, int lane) {
 }
 
 class Manager {
+  static constexpr std::uint32_t kNapsPerLook = 8;
+
  public:
   explicit __device__ Manager(unsigned lane) : lane_(lane) {}
 
   __device__ void work() {
     std::uint64_t done = load_relaxed<Scope::system>(&the_launch().tables->replies.done);
     std::uint64_t beat = ~std::uint64_t{0};
+    std::uint32_t naps = 0;
     Nanoseconds beat_at = now_ns(), active_at = beat_at, looked_at = beat_at;
     for (;;) {
-      if (!help(lane_))
-        __nanosleep(1000);  // reads of host memory are few: they hold up the SM's fences
+      if (from_lane(board_open(), 0)) help(lane_);
+      __nanosleep(1000);
+      // Reads of host memory are few: they hold up the SM's fences.
+      if (++naps % kNapsPerLook != 0) continue;
       const Nanoseconds now = now_ns();
       const Cell16 words = load_cell(&the_launch().mailbox->heartbeat);
       const std::uint64_t command = from_lane(words.high, 0);
@@ -77,6 +82,7 @@ class Manager {
       volatile_store(the_block().stopped, 0u);
       __threadfence_block();
       volatile_store(the_block().stop, halts_);
+      call_attention();
     }
     __syncwarp();
     while (from_lane(volatile_load(the_block().stopped), 0) != kWorkers) help(lane_);
@@ -99,6 +105,7 @@ class Manager {
     the_launch().tables->inbox_rings = rung;
     settle<Scope::system>();
     volatile_store(the_block().inboxes, volatile_load(the_block().inboxes) + 1);
+    call_attention();
     return true;
   }
 

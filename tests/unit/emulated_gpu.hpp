@@ -173,7 +173,7 @@ inline unsigned __ballot_sync(unsigned, bool predicate) {
   for (unsigned i = 0; i < 32; ++i) bits |= unsigned(all[i] != 0) << i;
   // Nobody has anything to do: leaves the core to the other warps.
   if (bits == 0 && emulated_gpu::warp->now == 0)
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
   return bits;
 }
 inline bool __any_sync(unsigned mask, bool predicate) {

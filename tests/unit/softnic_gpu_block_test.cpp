@@ -203,6 +203,49 @@ TEST_F(SoftnicGpuBlock, LongCopiesTakeEverybody) {
   EXPECT_EQ(std::memcmp(target_.data() + 16'384, source_.data() + 16'384, 100'001), 0);
 }
 
+/// Lengths that a warp copies alone, the copy engine and all warps; odd ends; more WQEs than one look serves.
+TEST_F(SoftnicGpuBlock, WritesOfEveryLengthInOrder) {
+  start();
+  Queue& queue = add_queue(0);
+  std::uint64_t to = 0;
+  const std::uint32_t lengths[] = {1, 12, 16, 300, 4096, 16'384, 16'400, 40'009};
+  for (const std::uint32_t bytes : lengths) {
+    post(queue, 0, kWrite, remote(to), local(to, bytes));
+    to += (bytes + 127) / 64 * 64;
+  }
+  for (std::uint32_t i = 0; i < 40; ++i)
+    post(queue, 0, kWrite, remote(to + i * 8), local(i * 8, 8));
+  ring(queue, 0);
+  for (std::size_t i = 0; i < std::size(lengths) + 40; ++i) ASSERT_EQ(poll(queue), 0) << i;
+  const auto* target = reinterpret_cast<const char*>(target_.data());
+  const auto* source = reinterpret_cast<const char*>(source_.data());
+  to = 0;
+  for (const std::uint32_t bytes : lengths) {
+    ASSERT_EQ(std::memcmp(target + to, source + to, bytes), 0) << bytes;
+    ASSERT_EQ(target[to + bytes], 0) << bytes;
+    to += (bytes + 127) / 64 * 64;
+  }
+  ASSERT_EQ(std::memcmp(target + to, source, 320), 0);
+}
+
+/// More queue pairs than the fast loop has room for.
+TEST_F(SoftnicGpuBlock, QueuesBeyondTheFastLoop) {
+  start();
+  constexpr std::uint32_t kFar = kHotQueuePairs + 3;
+  Queue& near = add_queue(1);
+  Queue& far = add_queue(kFar);
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    post(near, 1, kWrite, remote(i * 8), local(i * 8, 8));
+    post(far, kFar, kWrite, remote(1024 + i * 8), local(1024 + i * 8, 8));
+    ring(near, 1);
+    ring(far, kFar);
+    ASSERT_EQ(poll(near), 0);
+    ASSERT_EQ(poll(far), 0);
+  }
+  EXPECT_EQ(target_[2], source_[2]);
+  EXPECT_EQ(target_[130], source_[130]);
+}
+
 /// A WAIT whose turn never comes must not hold up other queues of its warp.
 TEST_F(SoftnicGpuBlock, AWaitingQueueHoldsUpNobody) {
   start();
