@@ -220,7 +220,7 @@ void Endpoint::tell(News news) {
 
 /// A completion queue holds whatever its queue pairs can have under way, flushed receives included, so
 /// it cannot overrun. Each is twice as large as the one before: few to poll, little for few peers.
-v::ibv_cq* Endpoint::cq_for_one_more() {
+v::ibv_cq* Endpoint::cq_for_one_more(std::uint32_t peer) {
   if (room_ > 0) {
     --room_;
     return cqs_.back();
@@ -234,11 +234,12 @@ v::ibv_cq* Endpoint::cq_for_one_more() {
                                              nullptr, nullptr, 0);
   if (!cq) {
     const int error = errno;
-    throw Error(error == ENOMEM ? Code::out_of_memory : Code::network,
-                cat(device_->name(), " gave no completion queue of ", pairs * each, " entries: ",
-                    v::last_failure(device_->table(), error), "; ", v::locked_memory_limit()),
-                "raise `ulimit -l`, or choose a smaller MARROW_VERBS_DEPTH and "
-                "MARROW_VERBS_CREDITS");
+    throw Error(
+        error == ENOMEM ? Code::out_of_memory : Code::network,
+        cat(device_->name(), " gave no completion queue of ", pairs * each, " entries for rank ",
+            peer, ": ", v::last_failure(device_->table(), error), "; ", v::locked_memory_limit()),
+        "raise `ulimit -l`, or choose a smaller MARROW_VERBS_DEPTH and "
+        "MARROW_VERBS_CREDITS");
   }
   cqs_.push_back(cq);
   room_ = pairs - 1;
@@ -249,7 +250,7 @@ v::ibv_cq* Endpoint::cq_for_one_more() {
 End Endpoint::make_end(std::uint32_t peer) {
   if (!making_[peer]) {
     v::ibv_cq*& cq = cq_of_[peer];
-    if (!cq) cq = cq_for_one_more();
+    if (!cq) cq = cq_for_one_more(peer);
     making_[peer] = std::make_unique<QueuePair>(device_, cq, options_, peer);
   }
   return making_[peer]->end();

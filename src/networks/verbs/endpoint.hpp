@@ -111,7 +111,7 @@ class Endpoint final : private Connectable {
   void failed(std::uint32_t peer, const Error& error) override;
   void closed(std::uint32_t peer, bool on_purpose) override;
   void device_event(const marrow::verbs::ibv_async_event& event) override;
-  marrow::verbs::ibv_cq* cq_for_one_more();
+  marrow::verbs::ibv_cq* cq_for_one_more(std::uint32_t peer);
   void tell(News news);
   void check(const Address& theirs, std::uint32_t r, std::uint32_t bytes) const;
   void wait_for_all(base::Deadline deadline);
