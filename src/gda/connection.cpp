@@ -191,22 +191,22 @@ void Connection::make_fences() {
   for (int kind = 0; kind < 2; ++kind) {
     Fence& fence = fences_[kind];
     fence.block = arena_.allocate(sizeof(std::uint64_t), kind == 0 ? Memory::device : Memory::host);
-    fence.region = nic_->table().reg_mr(
-        nic_->pd(), fence.block.device, fence.block.bytes,
-        static_cast<int>(verbs::IBV_ACCESS_LOCAL_WRITE | verbs::IBV_ACCESS_REMOTE_READ));
-    if (!fence.region) {
-      throw Error(Code::out_of_memory,
-                  cat("registering a fence word with ", nic_->name(), " failed: ", nic_->failure()),
-                  "raise `ulimit -l`, or load nvidia-peermem for GPU memory");
-    }
+    verbs::Memory memory;
+    memory.address = fence.block.device;
+    memory.bytes = fence.block.bytes;
+    memory.gpu = fence.block.host == nullptr;
+    fence.region = nic_->register_memory(
+        memory, verbs::IBV_ACCESS_LOCAL_WRITE | verbs::IBV_ACCESS_REMOTE_READ);
   }
 }
 
-// Port, one queue pair number per (context, peer), then fence words; a single word after a failure.
+// Where the port is, one queue pair number per (context, peer), then fence words; a single word after a failure.
 std::vector<std::vector<std::byte>> Connection::exchange_numbers(bootstrap::Bootstrap& bootstrap) {
   std::vector<std::uint32_t> mine{0};
   if (!pairs_.empty()) {
-    mine = {nic_->port().lid, nic_->port().mtu};
+    const verbs::PortAddress port = verbs::address_of(nic_->port());
+    mine.resize(kPortWords);
+    std::memcpy(mine.data(), &port, sizeof port);
     for (std::size_t q = 0; q < mains(); ++q) mine.push_back(pairs_[q]->number());
     for (const Fence& fence : fences_) {
       const auto base = reinterpret_cast<std::uint64_t>(fence.block.device);
@@ -241,7 +241,15 @@ void Connection::connect(const std::vector<std::vector<std::byte>>& all) {
     if (masked_[peer] || all[peer].empty()) continue;
     std::vector<std::uint32_t> theirs(words());
     std::memcpy(theirs.data(), all[peer].data(), theirs.size() * 4);
-    const std::uint32_t* fence_words = theirs.data() + 2 + mains();
+    verbs::PortAddress port;
+    std::memcpy(&port, theirs.data(), sizeof port);
+    const std::string why = verbs::cannot_reach(nic_->port(), port);
+    if (!why.empty()) {
+      throw Error(Code::unsupported,
+                  cat(nic_->name(), " of rank ", rank_, " cannot reach rank ", peer, ": ", why),
+                  "choose ports and GIDs alike (MARROW_NIC, MARROW_GID_INDEX)");
+    }
+    const std::uint32_t* fence_words = theirs.data() + kPortWords + mains();
     for (Fence& fence : fences_) {
       fence.bases[peer] = fence_words[0] | std::uint64_t{fence_words[1]} << 32;
       fence.keys[peer] = mlx5::to_big32(fence_words[2]);
@@ -249,10 +257,12 @@ void Connection::connect(const std::vector<std::vector<std::byte>>& all) {
     }
     for (int context = 0; context < contexts_; ++context) {
       const std::size_t q = static_cast<std::size_t>(context) * nranks_ + peer;
-      pairs_[q]->connect(theirs[2 + static_cast<std::size_t>(context) * nranks_ + rank_],
-                         {theirs[0], theirs[1]});
+      pairs_[q]->connect(theirs[kPortWords + static_cast<std::size_t>(context) * nranks_ + rank_],
+                         port);
       // A companion writes to our own counters, so it is connected to itself.
-      if (counting_) pairs_[mains() + q]->connect(pairs_[mains() + q]->number(), nic_->port());
+      if (counting_)
+        pairs_[mains() + q]->connect(pairs_[mains() + q]->number(),
+                                     verbs::address_of(nic_->port()));
     }
   }
 }

@@ -42,7 +42,8 @@ class Connection final : public Queues {
   /// The same for queues in GPU memory: looked for when the NIC counts new failures.
   void look_in_gpu_memory() const;
   /// Length of what each rank tells the others.
-  std::size_t words() const { return 2 + mains() + 2 * 3; }
+  std::size_t words() const { return kPortWords + mains() + 2 * 3; }
+  static constexpr std::size_t kPortWords = sizeof(verbs::PortAddress) / 4;
   /// Queues of (context, peer); companions follow.
   std::size_t mains() const {
     return static_cast<std::size_t>(contexts_) * static_cast<std::size_t>(nranks_);

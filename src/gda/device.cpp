@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 #include "base/system_error.hpp"
 #include "base/text.hpp"
+#include "cuda/mappings.hpp"
 #include "marrow/abi/mlx5_prm.h"
 #include "marrow/error.hpp"
 
@@ -91,16 +92,9 @@ void Device::use(verbs::ibv_device* device, const std::string& job,
                        : table_.open_device(device);
   if (!context_) refuse(cat("cannot be opened: ", failure()));
 
-  verbs::ibv_port_attr port{};
-  if (table_.query_port(context_, 1, &port) != 0)
-    refuse(cat("port 1 cannot be queried: ", failure()));
-  if (port.state != verbs::kPortActive) refuse("port 1 is not active");
-  if (port.link_layer == verbs::kLinkLayerEthernet) {
-    refuse(
-        "port 1 is Ethernet (RoCE): only InfiniBand addressing is implemented on the gda path; the "
-        "proxy path works over RoCE");
-  }
-  port_ = {port.lid, static_cast<std::uint32_t>(port.active_mtu)};
+  port_ = verbs::choose_port(table_, context_, name_, options_.port, options_.gid_index);
+  if (port_.ethernet && (!table_.create_ah || !table_.destroy_ah))
+    refuse("this libibverbs has no address handles, which resolve a RoCE peer's Ethernet address");
 
   std::uint8_t in[hca_cap::kInBytes] = {};
   std::uint8_t out[hca_cap::kOutBytes] = {};
@@ -156,6 +150,36 @@ void Device::choose_engine(bool gpu_memory) {
         "because the "
         "first device communicator was made when no window lay in GPU memory";
   }
+}
+
+std::uint64_t Device::mac_of(const verbs::PortAddress& peer) const {
+  verbs::ibv_ah_attr path =
+      verbs::path_to(port_, peer, options_.service_level, options_.traffic_class);
+  verbs::ibv_ah* handle = table_.create_ah(pd_, &path);
+  if (!handle) {
+    throw Error(Code::network,
+                cat(name_, " ", verbs::describe(port_), " cannot resolve ",
+                    verbs::to_text(path.grh.dgid), ": ", failure()),
+                "check that the peer's address answers (ping), and MARROW_GID_INDEX");
+  }
+  verbs::mlx5dv_ah out{};
+  verbs::mlx5dv_obj object{};
+  object.ah = {handle, &out};
+  std::uint64_t mac = 0;
+  const bool known = table_.init_obj(&object, verbs::kObjectAh) == 0 && out.av;
+  for (int i = 0; known && i < 6; ++i) mac = mac << 8 | out.av->rmac[i];
+  table_.destroy_ah(handle);
+  if (mac == 0) {
+    throw Error(Code::network,
+                cat(name_, " tells no Ethernet address of ", verbs::to_text(path.grh.dgid)),
+                "update the kernel: its mlx5 driver must answer address handles (4.11 or later)");
+  }
+  return mac;
+}
+
+verbs::ibv_mr* Device::register_memory(const verbs::Memory& memory, unsigned rights) const {
+  return verbs::register_memory(table_, context_, pd_, memory, rights, cuda::dma_buf_of, name_)
+      .region;
 }
 
 std::uint64_t Device::failures() const {

@@ -10,20 +10,20 @@
 
 #include "cuda/driver.hpp"
 #include "marrow/place.hpp"
+#include "verbs/ports.hpp"
+#include "verbs/registration.hpp"
 #include "verbs/table.hpp"
 
 namespace marrow::gda {
-
-/// Where a port is, for the peers.
-struct Port {
-  std::uint32_t lid = 0;
-  std::uint32_t mtu = 5;  ///< 1 = 256 .. 5 = 4096 bytes
-};
 
 /// How to make queues; from the parameters.
 struct QueueOptions {
   std::uint32_t depth = 1024;
   bool collapsed = false;
+  int port = 0;        ///< 0: the first active one
+  int gid_index = -1;  ///< -1: by verbs::choose_port's rules
+  std::uint8_t service_level = 0;
+  std::uint8_t traffic_class = 0;
 };
 
 /// Makes the page of a doorbell register addressable by a GPU's kernels.
@@ -49,7 +49,7 @@ class Device {
   verbs::ibv_pd* pd() const { return pd_; }
   std::uint32_t pdn() const { return pdn_; }
   std::uint32_t eqn() const { return eqn_; }
-  const Port& port() const { return port_; }
+  const verbs::Port& port() const { return port_; }
   const std::string& name() const { return name_; }
   const Place& place() const { return place_; }
   const QueueOptions& options() const { return options_; }
@@ -64,6 +64,12 @@ class Device {
   void choose_engine(bool gpu_memory);
   /// Queue pairs in error that nobody may have looked at; only counted where no CPU reads the queues.
   std::uint64_t failures() const;
+
+  /// The Ethernet address that packets to a peer's RoCE port go to, as the kernel resolves it.
+  /// @throws Error(network)
+  std::uint64_t mac_of(const verbs::PortAddress& peer) const;
+  /// Registers memory, GPU memory as a dma-buf or through peer memory. @throws Error
+  verbs::ibv_mr* register_memory(const verbs::Memory& memory, unsigned rights) const;
 
   /// Why the last call through the table failed, in words.
   std::string failure() const;
@@ -89,7 +95,7 @@ class Device {
   verbs::ibv_pd* pd_ = nullptr;
   std::uint32_t pdn_ = 0;
   std::uint32_t eqn_ = 0;
-  Port port_;
+  verbs::Port port_;
   std::shared_ptr<cuda::Context> cuda_;
   std::mutex mutex_;
   std::map<void*, int> mapped_pages_;  ///< registered with CUDA, and by how many registers

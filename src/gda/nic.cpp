@@ -81,6 +81,11 @@ std::unique_ptr<Nic> Nic::open(bootstrap::Bootstrap& bootstrap, const base::Para
   QueueOptions options;
   options.depth = static_cast<std::uint32_t>(base::parameter_int("MARROW_GDA_DEPTH", parameters));
   options.collapsed = base::parameter_string("MARROW_GDA_CQ", parameters) == "collapsed";
+  options.gid_index = static_cast<int>(base::parameter_int("MARROW_GID_INDEX", parameters));
+  options.service_level =
+      static_cast<std::uint8_t>(base::parameter_int("MARROW_VERBS_SERVICE_LEVEL", parameters));
+  options.traffic_class =
+      static_cast<std::uint8_t>(base::parameter_int("MARROW_VERBS_TRAFFIC_CLASS", parameters));
   same_choice(bootstrap, cat("MARROW_NIC=", choice, " MARROW_GDA_DEPTH=", options.depth,
                              " MARROW_GDA_CQ=", options.collapsed ? "collapsed" : "ring"));
   const char* next =
@@ -91,7 +96,9 @@ std::unique_ptr<Nic> Nic::open(bootstrap::Bootstrap& bootstrap, const base::Para
 
   std::string tried;
   if (choice != "softnic" && choice.rfind("softnic", 0) != 0) {
-    const std::string name = choice == "auto" ? "" : choice;
+    const verbs::NicName wanted = choice == "auto" ? verbs::NicName{} : verbs::parse_nic(choice);
+    const std::string& name = wanted.device;
+    options.port = wanted.port;
     Attempt real = attempt([&] { return Device::open("system", name, "", "", place, options); });
     if (all_succeeded(bootstrap, real, "a real NIC", tried)) {
       MARROW_INFO(gda, "NIC ", real.device->name());
@@ -184,34 +191,16 @@ Region Nic::register_region(const memory::Block& block, Access access) {
   if (access == Access::data && !device_->emulated() && table.reg_mr_iova2)
     rights |= verbs::IBV_ACCESS_RELAXED_ORDERING;
 
-  // softnic: other processes map the memory by its descriptor. Told in whole pages, and only for the
-  // time of the call: what is registered keeps its own descriptor.
-  std::byte* exposed = nullptr;
-  if (access != Access::local && table.expose_memory && block.fd >= 0 &&
-      (block.host || block.kind == Memory::device)) {
-    const std::uint64_t before = reinterpret_cast<std::uintptr_t>(address) & 4095;
-    if (block.fd_offset >= before &&
-        table.expose_memory(device_->context(), address - before, block.bytes + before, block.fd,
-                            block.fd_offset - before) == 0) {
-      exposed = address - before;
-    } else {
-      MARROW_INFO(gda, "memory at ", static_cast<const void*>(address),
-                  " stays within this process: ", device_->failure());
-    }
-  }
+  verbs::Memory memory;
+  memory.address = address;
+  memory.bytes = block.bytes;
+  memory.gpu = block.host == nullptr;
+  // softnic: other processes map the memory by its descriptor.
+  const bool shared = access != Access::local && (block.host || block.kind == Memory::device);
+  memory.fd = shared ? block.fd : -1;
+  memory.fd_offset = block.fd_offset;
+  verbs::ibv_mr* mr = device_->register_memory(memory, rights);
   const auto iova = reinterpret_cast<std::uint64_t>(address);
-  verbs::ibv_mr* mr =
-      table.reg_mr_iova2
-          ? table.reg_mr_iova2(device_->pd(), address, block.bytes, iova, rights)
-          : table.reg_mr(device_->pd(), address, block.bytes, static_cast<int>(rights));
-  const std::string failure = mr ? "" : device_->failure();
-  if (exposed) table.withdraw_memory(device_->context(), exposed);
-  if (!mr) {
-    throw Error(Code::out_of_memory,
-                cat("registering ", block.bytes, " bytes with ", name(), " failed: ", failure),
-                device_->emulated() ? "use fewer windows"
-                                    : "raise `ulimit -l`, or load nvidia-peermem for GPU memory");
-  }
   return {iova, mlx5::to_big32(mr->lkey), mlx5::to_big32(mr->rkey), mr};
 }
 

@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "marrow/abi/mlx5_prm.h"
+#include "marrow/abi/mlx5_wqe.h"
 #include "marrow/error.hpp"
 
 namespace marrow::gda {
@@ -166,7 +167,45 @@ void QueuePair::create_qp(const Umem& umem, const QueuePlace& place, std::uint16
   first_ = static_cast<std::uint16_t>(get(found + query_qp::kContext, qpc::hw_sq_index));
 }
 
-void QueuePair::connect(std::uint32_t remote_qpn, const Port& remote) {
+namespace {
+
+/// How packets find the peer's port. RoCE: by its Ethernet address, and by its GID behind routers.
+void set_path(const Device& device, std::uint32_t qpn, std::uint8_t* c,
+              const verbs::PortAddress& remote) {
+  const auto set_path = [c](mlx5::Field field, std::uint64_t value) {
+    set(c, at(qpc::kPrimaryPath, field), value);
+  };
+  const verbs::Port& port = device.port();
+  const QueueOptions& options = device.options();
+  const verbs::ibv_ah_attr path =
+      verbs::path_to(port, remote, options.service_level, options.traffic_class);
+  set_path(ads::port, port.number);
+  if (path.is_global != 0) {
+    set_path(ads::src_addr_index, path.grh.sgid_index);
+    set_path(ads::hop_limit, path.grh.hop_limit);
+    set_path(ads::tclass, path.grh.traffic_class);
+    set_path(ads::rgid_high, mlx5::from_big64(path.grh.dgid.global.subnet_prefix));
+    set_path(ads::rgid_low, mlx5::from_big64(path.grh.dgid.global.interface_id));
+  }
+  if (!port.ethernet) {
+    set_path(ads::grh, path.is_global);
+    set_path(ads::rlid, remote.lid);
+    set_path(ads::service_level, path.sl);
+    return;
+  }
+  const std::uint64_t mac = device.mac_of(remote);
+  set_path(ads::rmac_high, mac >> 32);
+  set_path(ads::rmac_low, mac & 0xffffffff);
+  set_path(ads::eth_priority, path.sl & 7);
+  if (port.gid.kind == verbs::GidKind::roce_v1) return;
+  set_path(ads::dscp, path.grh.traffic_class >> 2);
+  // Routers spread flows by it; 0xC000 and up are RoCE v2's source ports.
+  set_path(ads::udp_sport, 0xc000 | (qpn * 0x9e37u >> 2 & 0x3fff));
+}
+
+}  // namespace
+
+void QueuePair::connect(std::uint32_t remote_qpn, const verbs::PortAddress& remote) {
   const auto step = [&](mlx5::Command opcode, const char* name, auto&& fill) {
     std::uint8_t in[modify_qp::kInBytes] = {};
     std::uint8_t out[modify_qp::kOutBytes] = {};
@@ -180,18 +219,17 @@ void QueuePair::connect(std::uint32_t remote_qpn, const Port& remote) {
   constexpr std::uint32_t path = qpc::kPrimaryPath;
   step(mlx5::kRstToInit, "RST2INIT", [&](std::uint8_t*, std::uint8_t* c) {
     set(c, qpc::path_migration, mlx5::kPathMigrated);
-    set(c, at(path, ads::port), 1);
+    set(c, at(path, ads::port), device_->port().number);
     set_rights(c);
   });
   step(mlx5::kInitToRtr, "INIT2RTR", [&](std::uint8_t* in, std::uint8_t* c) {
     set(in, command::optional_mask, kRestateRights);
-    set(c, qpc::mtu, std::min(device_->port().mtu, remote.mtu));
+    set(c, qpc::mtu, static_cast<std::uint64_t>(std::min(device_->port().mtu, int{remote.mtu})));
     set(c, qpc::log_message_max, kLogMaxMessage);
     set(c, qpc::remote_qpn, remote_qpn);
     set(c, qpc::log_responder_reads, kLogOutstandingReads);
     set(c, qpc::min_rnr_nak, kMinReceiverTimer);
-    set(c, at(path, ads::rlid), remote.lid);
-    set(c, at(path, ads::port), 1);
+    set_path(*device_, qpn_, c, remote);
     set_rights(c);
   });
   step(mlx5::kRtrToRts, "RTR2RTS", [&](std::uint8_t*, std::uint8_t* c) {
@@ -199,7 +237,7 @@ void QueuePair::connect(std::uint32_t remote_qpn, const Port& remote) {
     set(c, qpc::retry_count, kRetries);
     set(c, qpc::rnr_retry, kReceiverRetries);
     set(c, at(path, ads::ack_timeout), kAckTimeout);
-    set(c, at(path, ads::port), 1);
+    set(c, at(path, ads::port), device_->port().number);
     set_rights(c);
   });
 }

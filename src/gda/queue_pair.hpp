@@ -53,7 +53,7 @@ class QueuePair {
   std::uint64_t* doorbell() const { return doorbell_; }
 
   /// RESET to ready to send, to one peer.
-  void connect(std::uint32_t remote_qpn, const Port& remote);
+  void connect(std::uint32_t remote_qpn, const verbs::PortAddress& remote);
   /// To the error state: what is outstanding is flushed. Never throws; failures are logged.
   void stop() noexcept;
 

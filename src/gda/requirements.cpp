@@ -15,6 +15,7 @@
 #include "gda/requirements_pci.hpp"
 #include "marrow/abi/mlx5_prm.h"
 #include "marrow/error.hpp"
+#include "verbs/ports.hpp"
 
 namespace marrow::gda {
 namespace {
@@ -79,7 +80,7 @@ const verbs::Table* check_libraries(Rows& rows, const Machine& machine) {
   return devx ? table : nullptr;
 }
 
-void check_kernel(Rows& rows, const Machine& machine) {
+void check_kernel(Rows& rows, const Machine& machine, const verbs::Table* table) {
   const fs::path modules = fs::path(machine.root) / "sys/module";
   const bool mlx5 = fs::exists(modules / "mlx5_ib");
   rows.add("mlx5 driver", mlx5 ? State::found : State::missing,
@@ -88,11 +89,13 @@ void check_kernel(Rows& rows, const Machine& machine) {
   const bool peermem = fs::exists(modules / "nvidia_peermem");
   bool dma_buf = false;
   for (const GpuFacts& gpu : machine.gpus) dma_buf = dma_buf || gpu.dma_buf;
-  rows.add("peer memory", peermem ? State::found : State::missing,
-           peermem   ? "nvidia_peermem is loaded"
-           : dma_buf ? "not loaded (dma-buf is there, but this version does not register by it)"
-                     : "nvidia_peermem is not loaded",
-           "kernel module nvidia_peermem, so that the NIC can register GPU memory",
+  dma_buf = dma_buf && table && table->reg_dmabuf_mr;
+  rows.add("peer memory", peermem || dma_buf ? State::found : State::missing,
+           dma_buf   ? cat("dma-buf", peermem ? ", and nvidia_peermem is loaded" : "")
+           : peermem ? "nvidia_peermem is loaded"
+                     : "neither dma-buf nor nvidia_peermem",
+           "dma-buf (ibv_reg_dmabuf_mr, a GPU driver that exports it) or kernel module "
+           "nvidia_peermem, so that the NIC can register GPU memory",
            "modprobe nvidia-peermem; after an update of MOFED, reinstall the NVIDIA driver first");
   const bool unlimited = !machine.locked_memory || machine.may_lock;
   const std::uint64_t limit = machine.locked_memory.value_or(0);
@@ -194,15 +197,25 @@ void check_port(Rows& rows, const Machine& machine, const verbs::Table& table,
       "check the cable and the switch; InfiniBand also needs a subnet manager (ibstat, ip link)");
   if (!asked) return;
   const bool ethernet = port.link_layer == verbs::kLinkLayerEthernet;
-  rows.add("addressing", ethernet ? State::missing : State::found,
-           ethernet ? "Ethernet (RoCE)" : cat("InfiniBand, LID ", port.lid),
-           "InfiniBand: the gda path of this version has no RoCE addressing",
-           "mlxconfig -d <pci> set LINK_TYPE_P1=1 on a VPI card, or MARROW_PATH=proxy, which works "
-           "over RoCE");
+  const bool resolves = table.create_ah && table.destroy_ah;
+  rows.add("addressing", !ethernet || resolves ? State::found : State::missing,
+           !ethernet  ? cat("InfiniBand, LID ", port.lid)
+           : resolves ? "Ethernet (RoCE)"
+                      : "Ethernet (RoCE), without address handles",
+           "InfiniBand; RoCE needs libibverbs' address handles, which resolve Ethernet addresses",
+           "install rdma-core (libibverbs1)");
   if (ethernet) {
-    const std::string gid = roce_gid(machine.root, nic);
-    rows.add("GID", gid.empty() ? State::missing : State::found,
-             gid.empty() ? "no RoCE v2 GID" : gid, "a RoCE v2 GID of port 1",
+    const std::vector<verbs::Gid> gids = verbs::gids_of(table, context, nic, 1, port, machine.root);
+    const verbs::Gid* best = verbs::best_gid(gids);
+    const bool routed = best && best->kind != verbs::GidKind::roce_v1;
+    rows.add("GID",
+             !best    ? State::missing
+             : routed ? State::found
+                      : State::warning,
+             best ? cat("index ", best->index, ": ", verbs::to_text(best->gid), ", ",
+                        verbs::name(best->kind))
+                  : "none",
+             "a RoCE v2 GID of port 1, the same kind on every host (MARROW_GID_INDEX chooses)",
              "give the network interface an IP address");
   } else {
     rows.add("LID", port.lid != 0 ? State::found : State::missing, cat(port.lid),
@@ -350,7 +363,7 @@ Diagnosis requirements(const Machine& machine, const std::string& only) {
   Rows libraries(out.needs, "libraries");
   const verbs::Table* table = check_libraries(libraries, machine);
   Rows kernel(out.needs, "kernel");
-  check_kernel(kernel, machine);
+  check_kernel(kernel, machine, table);
   Rows driver(out.needs, "GPU driver");
   check_driver(driver, machine);
   const std::size_t at_override = out.needs.size();

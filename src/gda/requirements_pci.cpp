@@ -75,18 +75,6 @@ std::string pci_of_nic(const std::string& root, const std::string& nic) {
   return error ? std::string() : device.filename().string();
 }
 
-std::string roce_gid(const std::string& root, const std::string& nic) {
-  const fs::path port = fs::path(root + "/sys/class/infiniband") / nic / "ports/1";
-  for (int index = 0; index < 256; ++index) {
-    const std::string number = std::to_string(index);
-    if (read_text(port / "gid_attrs/types" / number) != "RoCE v2") continue;
-    const std::string gid = read_text(port / "gids" / number);
-    if (gid.find_first_not_of("0:") == std::string::npos) continue;
-    return cat("index ", index, ": ", gid);
-  }
-  return {};
-}
-
 PciDistance pci_distance(const std::string& root, const std::string& a, const std::string& b) {
   const std::vector<std::string> first = path_of(root, a), second = path_of(root, b);
   if (first.empty() || second.empty()) return {false, "unknown: sysfs does not say"};

@@ -14,9 +14,6 @@ std::string read_text(const std::filesystem::path& path);
 /// PCI address of an RDMA device, e.g. "0000:17:00.0"; empty for virtual ones.
 std::string pci_of_nic(const std::string& root, const std::string& nic);
 
-/// The first RoCE v2 GID of port 1 with an address, as "index 3: ::ffff:10.0.0.1"; empty: none.
-std::string roce_gid(const std::string& root, const std::string& nic);
-
 struct PciDistance {
   bool near = false;  ///< below one switch
   std::string words;

@@ -274,18 +274,37 @@ void take_access(HostQueuePair& qp, const std::uint8_t* c, std::uint64_t restate
   qp.slot->access.store(access, std::memory_order_relaxed);
 }
 
-void init_to_rtr(HostQueuePair& qp, const std::uint8_t* c) {
+/// How packets find the peer's port. Where they really go, its QPN says.
+void check_path(const std::uint8_t* c, bool roce) {
+  const auto path = [c](Field field) { return get(c, at(qpc::kPrimaryPath, field)); };
+  if (!roce) {
+    require(path(ads::rlid) != 0, kStatusBadParameter, "INIT2RTR: rlid is 0 on an InfiniBand port");
+    return;
+  }
+  require(path(ads::rmac_high) != 0 || path(ads::rmac_low) != 0, kStatusBadParameter,
+          "INIT2RTR: rmac is 0 on an Ethernet port");
+  require(path(ads::rgid_high) != 0 || path(ads::rgid_low) != 0, kStatusBadParameter,
+          "INIT2RTR: rgid_rip is 0 on an Ethernet port");
+  require(path(ads::src_addr_index) < kRoceGids, kStatusBadIndex,
+          "INIT2RTR: src_addr_index is not in the GID table");
+  require(path(ads::hop_limit) != 0, kStatusBadParameter,
+          "INIT2RTR: hop_limit is 0 on an Ethernet port");
+}
+
+void init_to_rtr(HostQueuePair& qp, const std::uint8_t* c, bool roce) {
   const std::uint64_t mtu = get(c, qpc::mtu);
   require(mtu >= 1 && mtu <= 5, kStatusBadParameter, "INIT2RTR: mtu is not 1..5");
   require(get(c, qpc::remote_qpn) != 0, kStatusBadParameter, "INIT2RTR: remote_qpn is 0");
-  require(get(c, at(qpc::kPrimaryPath, ads::rlid)) != 0, kStatusBadParameter,
-          "INIT2RTR: rlid is 0 on an InfiniBand port");
+  check_path(c, roce);
   require(get(c, at(qpc::kPrimaryPath, ads::port)) <= 1, kStatusBadIndex,
           "INIT2RTR: the device has port 1 only");
   require(get(c, qpc::log_message_max) <= kLogMaxMessage, kStatusExceedLimit,
           "INIT2RTR: log_msg_max above 30");
   qp.remote_qpn = static_cast<std::uint32_t>(get(c, qpc::remote_qpn));
-  qp.remote_lid = static_cast<std::uint32_t>(get(c, at(qpc::kPrimaryPath, ads::rlid)));
+  // All our GIDs end in what would be the LID.
+  qp.remote_lid =
+      static_cast<std::uint32_t>(roce ? get(c, at(qpc::kPrimaryPath, ads::rgid_low)) & 0xffff
+                                      : get(c, at(qpc::kPrimaryPath, ads::rlid)));
   qp.slot->remote_qpn.store(qp.remote_qpn, std::memory_order_relaxed);
   for (const Field field : {qpc::mtu, qpc::log_message_max, qpc::remote_qpn, qpc::min_rnr_nak,
                             qpc::next_receive_psn, qpc::log_responder_reads,
@@ -306,7 +325,7 @@ void rtr_to_rts(HostQueuePair& qp, const std::uint8_t* c) {
 }
 
 void modify_queue_pair(HostQueuePair& qp, const std::uint8_t* in, std::size_t in_bytes,
-                       QueueChange& change) {
+                       QueueChange& change, bool roce) {
   const auto opcode = static_cast<Command>(get(in, command::opcode));
   if (opcode == kToErr) return Engine::set_state(qp, kError);
   if (opcode == kToRst) {
@@ -345,7 +364,7 @@ void modify_queue_pair(HostQueuePair& qp, const std::uint8_t* in, std::size_t in
     case kInitToInit: from(kInit); return take_access(qp, c, mask);
     case kInitToRtr:
       from(kInit);
-      init_to_rtr(qp, c);
+      init_to_rtr(qp, c, roce);
       take_access(qp, c, mask);
       return Engine::set_state(qp, kReadyToReceive);
     case kRtrToRts:
@@ -382,7 +401,7 @@ void modify_object(verbs::mlx5dv_devx_obj& object, const std::uint8_t* in, std::
   if (get(in, command::opcode) == kToRst) {
     Messages::withdraw(qp_object->owner->job->directory(), qp);
   }
-  modify_queue_pair(qp, in, in_bytes, change);
+  modify_queue_pair(qp, in, in_bytes, change, qp_object->owner->job->options().roce);
   change.finish();
 }
 

@@ -211,22 +211,47 @@ int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attr) {
   attr->state = kPortActive;
   attr->max_mtu = attr->active_mtu = kMtu4096;
   attr->gid_tbl_len = 1;
+  attr->link_layer = kLinkLayerInfiniBand;
   attr->max_msg_sz = 1u << kLogMaxMessage;
   attr->pkey_tbl_len = 1;
-  attr->lid = of(context).lid();
-  attr->sm_lid = 1;
+  if (of(context).job->options().roce) {
+    attr->link_layer = verbs::kLinkLayerEthernet;
+    attr->gid_tbl_len = kRoceGids;
+  } else {
+    attr->lid = of(context).lid();
+    attr->sm_lid = 1;
+  }
   attr->max_vl_num = 1;
   attr->active_width = 2;    // 4 lanes
   attr->active_speed = 128;  // NDR
   attr->phys_state = 5;      // link up
-  attr->link_layer = kLinkLayerInfiniBand;
   return 0;
 }
 
+/// RoCE: link-local and IPv4 (198.18.0.0/15, which is for such tests), each as version 1 and 2.
 int query_gid(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid) {
-  if (port != 1 || index != 0) return failed(EINVAL, "softnic has GID 0 of port 1 only"), -1;
+  const bool roce = of(context).job->options().roce;
+  if (port != 1 || index < 0 || index >= (roce ? kRoceGids : 1))
+    return failed(EINVAL, base::cat("softnic has no GID ", index, " of port ", int{port})), -1;
   gid->global.subnet_prefix = mlx5::to_big64(0xfe80000000000000ull);
   gid->global.interface_id = mlx5::to_big64(of(context).guid());
+  if (index >= 2) {
+    const std::uint64_t address = 198u << 24 | 18u << 16 | of(context).lid();
+    gid->global.subnet_prefix = 0;
+    gid->global.interface_id = mlx5::to_big64(0xffffull << 32 | address);
+  }
+  return 0;
+}
+int query_gid_ex(ibv_context* context, std::uint32_t port, std::uint32_t index,
+                 verbs::ibv_gid_entry* entry, std::uint32_t flags, std::size_t bytes) {
+  if (flags != 0 || bytes != sizeof *entry) return failed(EOPNOTSUPP, "query_gid_ex: wrong size");
+  *entry = {};
+  if (query_gid(context, static_cast<std::uint8_t>(port), static_cast<int>(index), &entry->gid) !=
+      0)
+    return ENODATA;
+  entry->gid_index = index;
+  entry->port_num = port;
+  entry->gid_type = of(context).job->options().roce ? 1 + index % 2 : 0;
   return 0;
 }
 
@@ -389,6 +414,7 @@ const Table& softnic_table() {
     t.query_device = query_device;
     t.query_port = query_port;
     t.query_gid = query_gid;
+    t.query_gid_ex = query_gid_ex;
     t.alloc_pd = alloc_pd;
     t.dealloc_pd = dealloc_pd;
     t.reg_mr = reg_mr;

@@ -98,6 +98,11 @@ void fill_context(std::uint8_t* c, const ibv_qp_attr& a) {
   path(ads::tclass, a.ah_attr.grh.traffic_class);
   path(ads::rgid_high, mlx5::from_big64(a.ah_attr.grh.dgid.global.subnet_prefix));
   path(ads::rgid_low, mlx5::from_big64(a.ah_attr.grh.dgid.global.interface_id));
+  if (a.ah_attr.is_global != 0) {  // read on RoCE ports only
+    const std::uint64_t mac = mac_of(a.ah_attr.grh.dgid);
+    path(ads::rmac_high, mac >> 32);
+    path(ads::rmac_low, mac & 0xffffffff);
+  }
   path(ads::ack_timeout, a.timeout);
   path(ads::port, a.port_num);
 }

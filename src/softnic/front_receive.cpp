@@ -90,6 +90,15 @@ ibv_ah* create_ah(ibv_pd* pd, verbs::ibv_ah_attr* attr) {
     ah->vector.hop_limit = attr->grh.hop_limit;
     ah->vector.tclass = attr->grh.traffic_class;
     std::memcpy(ah->vector.rgid, attr->grh.dgid.raw, sizeof ah->vector.rgid);
+    if (of(pd->context).job->options().roce) {
+      if (attr->is_global == 0) {
+        failed(EINVAL, "an address handle of a RoCE port needs a GID");
+        return nullptr;
+      }
+      const std::uint64_t mac = mac_of(attr->grh.dgid);
+      for (int i = 0; i < 6; ++i)
+        ah->vector.rmac[i] = static_cast<std::uint8_t>(mac >> (8 * (5 - i)));
+    }
     return ah.release();
   });
 }

@@ -120,6 +120,13 @@ struct VerbsAh : verbs::ibv_ah {
   verbs::mlx5_wqe_av vector{};
 };
 
+/// The MAC behind a GID: what address resolution would answer.
+inline std::uint64_t mac_of(const verbs::ibv_gid& gid) {
+  std::uint64_t tail = 0;
+  for (int i = 12; i < 16; ++i) tail = tail << 8 | gid.raw[i];
+  return 0x0200ull << 32 | tail;
+}
+
 /// Commands and memory by the same functions that a foreign driver calls.
 const verbs::Table& devx();
 

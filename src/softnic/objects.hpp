@@ -106,6 +106,9 @@ struct mlx5dv_devx_obj {
 namespace marrow::softnic {
 
 /// A queue pair with what only the control path and the CPU engine need.
+/// GIDs of a RoCE port.
+inline constexpr int kRoceGids = 4;
+
 struct HostQueuePair : QueuePair {
   std::uint8_t context[mlx5::qpc::kBytes] = {};  ///< as given, for QUERY_QP
   Work own_work;

@@ -10,7 +10,8 @@ namespace marrow::softnic {
 namespace {
 
 constexpr const char* kKeys =
-    "engine=auto|cpu|gpu|copy, seed, job, start_index, atomics=hca|real, delay (us), reorder=0|1, "
+    "engine=auto|cpu|gpu|copy, seed, job, start_index, port=ib|roce, atomics=hca|real, delay (us), "
+    "reorder=0|1, "
     "drop, "
     "corrupt, error_at, "
     "stall=N[:ms], retry (ms)";
@@ -47,6 +48,8 @@ void apply(Options& o, std::string_view key, std::string_view value) {
     o.job = value;
   } else if (key == "start_index") {
     o.start_index = static_cast<std::uint16_t>(number(key, value, 0xffff));
+  } else if (key == "port" && (value == "ib" || value == "roce")) {
+    o.roce = value == "roce";
   } else if (key == "atomics" && (value == "hca" || value == "real")) {
     o.hca_atomics = value == "hca";
   } else if (key == "delay") {

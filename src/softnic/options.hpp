@@ -21,6 +21,7 @@ struct Options {
   std::uint64_t seed = 1;
   std::string job;                ///< job=NAME: directory used by a plain open_device
   std::uint16_t start_index = 0;  ///< start_index=N: first index of new queues, for wrap tests
+  bool roce = false;              ///< port=roce: an Ethernet port with GIDs and MACs, no LID
   bool hca_atomics = false;       ///< atomics=hca: atomic among QPs only, not against CPU or GPU
   std::chrono::microseconds delay{0};  ///< delay=US: each WQE waits a random 0..US before it runs
   bool reorder = false;        ///< reorder=1: queues are served in random order, with pauses

@@ -45,17 +45,12 @@ foreach(as IN ITEMS threads processes)
   marrow_conformance_test(conformance_verbs_${as} ARGS --matrix pairwise --path proxy --network verbs
     --as ${as} --seconds 14)
 endforeach()
-# The proxy path over a network that keeps no order: processes and threads.
-marrow_conformance_test(conformance_unordered ARGS --matrix pairwise --path proxy --network ${unordered}&seed=5
-  --seconds 12)
-# libfabric's two providers that every machine has; and shm as if its completions carried 4 bytes, as EFA's do.
-if(MARROW_HAVE_LIBFABRIC)
-  marrow_conformance_test(conformance_libfabric_tcp ARGS --matrix pairwise --path proxy --network libfabric --seconds 12)
-  marrow_conformance_test(conformance_libfabric_shm ARGS --matrix pairwise --matrix-seed 2 --path proxy
-    --network libfabric?prov=shm --seconds 8)
-  marrow_conformance_test(conformance_libfabric_4_bytes ARGS --matrix pairwise --matrix-seed 3 --path proxy
-    --network libfabric?prov=shm&cq_data=4 --seconds 5)
-endif()
+# RoCE addressing: both paths that drive a NIC, on softnic's RoCE port.
+foreach(path IN ITEMS "gda" "proxy;--network;verbs")
+  list(GET path 0 name)
+  marrow_conformance_test(conformance_roce_${name} ARGS --matrix pairwise --path ${path} --softnic port=roce
+    --ranks 2,3 --case put_signal,get_flush,fetch_add,flush_remote,counter_shared --far 0 --seconds 5)
+endforeach()
 # A slot used a thousand times, with random pauses and, where there are queues, small ones.
 foreach(path IN ITEMS lsa gda proxy)
   foreach(case IN ITEMS put_signal flush_reuse packets)

@@ -34,6 +34,8 @@ struct Fake {
   bool port_answers = true;
   std::uint8_t link_layer = verbs::kLinkLayerInfiniBand;
   std::uint16_t lid = 7;
+  bool address_handles = true, dmabuf = true;
+  int gids = 4;  ///< the last one is IPv4, the others link-local
   int open_contexts = 0, open_uars = 0;
 };
 Fake fake;
@@ -68,8 +70,24 @@ verbs::Table fake_table() {
     out->state = fake.port_state;
     out->link_layer = fake.link_layer;
     out->lid = fake.lid;
+    out->gid_tbl_len = fake.gids;
     return 0;
   };
+  t.query_gid = [](verbs::ibv_context*, std::uint8_t, int index, verbs::ibv_gid* gid) {
+    *gid = {};
+    if (index >= fake.gids) return errno = ENOENT;
+    const std::uint8_t v4[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1};
+    gid->raw[0] = 0xfe, gid->raw[1] = 0x80, gid->raw[15] = 1;
+    if (index == 3) std::memcpy(gid->raw, v4, sizeof v4);
+    return 0;
+  };
+  if (fake.address_handles) {
+    t.create_ah = [](verbs::ibv_pd*, verbs::ibv_ah_attr*) -> verbs::ibv_ah* { return nullptr; };
+    t.destroy_ah = [](verbs::ibv_ah*) { return 0; };
+  }
+  t.reg_dmabuf_mr = fake.dmabuf ? [](verbs::ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int,
+                                     int) -> verbs::ibv_mr* { return nullptr; }
+                                : static_cast<decltype(t.reg_dmabuf_mr)>(nullptr);
   if (!fake.devx_library) return t;
   t.init_obj = [](verbs::mlx5dv_obj*, std::uint64_t) { return 0; };
   t.devx_umem_reg = [](verbs::ibv_context*, void*, std::size_t,
@@ -118,7 +136,6 @@ class Requirements : public testing::Test {
     bridge("0000:15:01.0", 0);
     bridge("0000:16:00.0", 0);
     bridge("0000:16:01.0", 0);
-    write("sys/class/infiniband/mlx5_0/ports/1/gids/3", "0000:0000:0000:0000:0000:ffff:0a00:0001");
     write("sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/3", "RoCE v2");
     fs::create_symlink(root_ + "/sys/bus/pci/devices/" + kNic,
                        root_ + "/sys/class/infiniband/mlx5_0/device");
@@ -257,8 +274,16 @@ TEST_F(Requirements, KernelModules) {
   expect("mlx5 driver", State::missing);
   write("sys/module/mlx5_ib/version", "");
   fs::remove_all(root_ + "/sys/module/nvidia_peermem");
+  expect("peer memory", State::found);
+  EXPECT_EQ(row(look(), "peer memory").found, "dma-buf");
+  fake.dmabuf = false;
   expect("peer memory", State::missing);
-  EXPECT_NE(row(look(), "peer memory").found.find("dma-buf"), std::string::npos);
+  fake.dmabuf = true;
+  machine_.gpus[0].dma_buf = false;
+  expect("peer memory", State::missing);
+  write("sys/module/nvidia_peermem/version", "580.65");
+  expect("peer memory", State::found);
+  EXPECT_EQ(row(look(), "peer memory").found, "nvidia_peermem is loaded");
 }
 
 TEST_F(Requirements, LockedMemory) {
@@ -367,11 +392,22 @@ TEST_F(Requirements, Port) {
   fake.lid = 0;
   expect("LID", State::missing);
   fake.link_layer = verbs::kLinkLayerEthernet;
-  expect("addressing", State::missing);
+  expect("addressing", State::found);
+  EXPECT_EQ(row(look(), "addressing").found, "Ethernet (RoCE)");
   EXPECT_EQ(row(look(), "GID").state, State::found);
-  EXPECT_NE(row(look(), "GID").found.find("index 3"), std::string::npos);
-  write("sys/class/infiniband/mlx5_0/ports/1/gids/3", "0000:0000:0000:0000:0000:0000:0000:0000");
-  EXPECT_EQ(row(look(), "GID").state, State::missing);
+  EXPECT_EQ(row(look(), "GID").found, "index 3: 10.0.0.1, RoCE v2");
+  write("sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/3", "IB/RoCE v1");
+  write("sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/1", "RoCE v2");
+  EXPECT_EQ(row(look(), "GID").found, "index 1: fe80::1, RoCE v2");
+  for (int i = 0; i < 4; ++i)
+    write("sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/" + std::to_string(i), "IB/RoCE v1");
+  expect("GID", State::warning);
+  EXPECT_EQ(row(look(), "GID").found, "index 3: 10.0.0.1, RoCE v1");
+  fake.gids = 0;
+  expect("GID", State::missing);
+  fake.gids = 4;
+  fake.address_handles = false;
+  expect("addressing", State::missing);
 }
 
 TEST_F(Requirements, DoorbellRegister) {
