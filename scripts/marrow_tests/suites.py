@@ -230,6 +230,7 @@ ALL = [
     Suite("conformance", "the contract of every operation, over the paths", labelled("conformance"), needs=NEEDS),
     Suite("litmus", "memory-order litmus tests", labelled("litmus"), needs=NEEDS),
     Suite("multiprocess", "ranks as processes, launchers, killed ranks", labelled("multiprocess"), needs=NEEDS),
+    Suite("ep", "MoE dispatch and combine, case by case, over every path", labelled("ep"), needs=NEEDS),
     Suite("multihost", "three hosts as network namespaces: mpirun, cables that are pulled", labelled("multihost"),
           needs=NEEDS),
     Suite("softroce", "the verbs network on a real kernel's soft-RoCE, in a guest", labelled("softroce"), needs=NEEDS),

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,13 @@ struct Scenario {
   bool split = false;      ///< send and receive apart, F batches in flight
   bool weighted = true;
   void* stream = nullptr;
+  /// Who chose what, in place of the generator: (rank, batch, token, k).
+  std::function<std::int64_t(int, int, int, int)> route;
+  /// Called before each call on the Group: (batch, step); steps: 0 send, 1 receive, 2 combine, 3 its receive.
+  std::function<void(int, int)> before;
+  /// Ranks that the survivors agreed to have failed: nothing comes from them, their experts give nothing.
+  std::vector<bool> failed;
+  bool combines = true;
 };
 
 inline std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
@@ -152,13 +160,18 @@ class Checker {
 
   ep::Group& group() { return group_; }
 
+  Scenario& scenario() { return s_; }
+
   /// All batches. @return what is wrong first, or nothing
-  std::string run() {
+  std::string run() { return run(0, s_.batches); }
+  /// Batches begin .. end-1.
+  std::string run(int begin, int end) {
     const int lanes = s_.split ? c_.batches_in_flight : 1;
-    for (int from = 0; from < s_.batches; from += lanes) {
-      const int n = std::min(lanes, s_.batches - from);
+    for (int from = begin; from < end; from += lanes) {
+      const int n = std::min(lanes, end - from);
       for (int i = 0; i < n; ++i) send(from + i, i);
       for (int i = 0; i < n; ++i) {
+        step(from + i, 1);
         if (s_.split)
           group_.dispatch_receive({buffers_[i].y, buffers_[i].ys}, handle(from + i), s_.stream);
       }
@@ -168,8 +181,10 @@ class Checker {
         if (std::string wrong = check_dispatch(from + i, i); !wrong.empty()) return wrong;
         fill_outputs(from + i, i);
       }
+      if (!s_.combines) continue;
       for (const ep::CombineMode mode : {ep::CombineMode::exact, ep::CombineMode::fast}) {
         for (int i = 0; i < n; ++i) {
+          step(from + i, 2);
           poison(buffers_[i].out, static_cast<std::size_t>(c_.max_tokens) * c_.hidden * 2);
           const ep::CombineInput in{.rows = buffers_[i].z, .mode = mode, .weighted = s_.weighted};
           if (s_.split) {
@@ -179,6 +194,7 @@ class Checker {
           }
         }
         for (int i = 0; i < n; ++i) {
+          step(from + i, 3);
           if (s_.split) group_.combine_receive({buffers_[i].out}, handle(from + i), s_.stream);
         }
         if (const ep::Report r = group_.report(s_.stream); r.status != Status::ok)
@@ -193,10 +209,12 @@ class Checker {
 
   // What rank r's router chose and what is in its rows.
   int tokens(int rank, int batch) const {
+    if (lost(rank)) return 0;
     const int n = s_.tokens[static_cast<std::size_t>(rank + batch) % s_.tokens.size()];
     return std::min(n, c_.max_tokens);
   }
   std::int64_t raw_id(int rank, int batch, int token, int k) const {
+    if (s_.route) return s_.route(rank, batch, token, k);
     const std::uint64_t x = mix(mix(mix(mix(s_.seed, batch), rank), token), k + 100);
     const double dice = unit(x);
     if (dice < s_.absent) return -1;
@@ -252,6 +270,11 @@ class Checker {
   }
 
  private:
+  bool lost(int rank) const { return !s_.failed.empty() && s_.failed[rank]; }
+  void step(int batch, int which) {
+    if (s_.before) s_.before(batch, which);
+  }
+
   struct Buffers {
     void *rows, *scales, *y, *ys, *z, *out;
     std::int64_t* ids;
@@ -294,6 +317,7 @@ class Checker {
     poison(b.ys, out_rows_ * group_.scale_bytes());
     const ep::DispatchInput in{
         .tokens = T, .rows = b.rows, .scales = b.scales, .expert_ids = b.ids, .weights = b.weights};
+    step(batch, 0);
     if (s_.split) {
       group_.dispatch_send(in, handle(batch), s_.stream);
     } else {
@@ -493,7 +517,8 @@ class Checker {
         for (std::size_t i = 0; i < H; ++i) to[i] = std::fma(w, from_bf16(row[i]), to[i]);
       };
       for (int k = 0; k < c_.top_k; ++k) {
-        if (list[k] < 0 || rank_major_ || !fits(list[k], batch, slot)) continue;
+        if (list[k] < 0 || rank_major_ || lost(rank_of(list[k])) || !fits(list[k], batch, slot))
+          continue;
         add(exact, list[k], s_.weighted ? weight(me, batch, t, k) : 1.0f);
         const auto row = output_row(list[k], batch, slot);
         for (std::size_t i = 0; i < H; ++i)
@@ -504,7 +529,7 @@ class Checker {
           std::vector<float> part(H, 0.0f);
           bool any = false;
           for (int k = 0; k < c_.top_k; ++k) {
-            if (list[k] < 0 || rank_of(list[k]) != r) continue;
+            if (list[k] < 0 || rank_of(list[k]) != r || lost(r)) continue;
             if (rank_major_ && !any) add(part, r, 1.0f);
             if (!rank_major_ && fits(list[k], batch, slot))
               add(part, list[k], s_.weighted ? weight(me, batch, t, k) : 1.0f);

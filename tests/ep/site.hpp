@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the cases run: the CPU device (site_cpu.cpp) or GPUs (site_gpu.cpp). The cases themselves do not know.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ep/scenario.hpp"
+
+namespace marrow::ep_test {
+
+/// One rank's place, memory and stream; made by the rank's own thread.
+class Site {
+ public:
+  virtual ~Site() = default;
+  virtual Place place() = 0;
+  virtual Memory& memory() = 0;
+  void* stream() { return place().stream; }
+  /// Records what `body` enqueues; the result replays it and waits for its end. The CPU device runs `body` each time.
+  virtual std::function<void()> graph(const std::function<void()>& body) = 0;
+};
+std::unique_ptr<Site> make_site(int rank);
+
+/// Ranks that there can be; a GPU each.
+int most_ranks();
+bool on_gpus();
+/// Paths that the cases run over by default.
+std::vector<std::string> paths();
+
+/// lsa, gda, proxy; mixed: all three between the ranks; teams: MARROW_LSA_SIZE=2; alone: MARROW_LSA_SIZE=1;
+/// narrow_gda, narrow_proxy: the shortest queues, on a NIC or network that delays and reorders; unordered: a network that
+/// delays, loses and repeats.
+Config config_for(const std::string& path, int rank, int ranks);
+
+/// Runs body(rank, communicator, site) on `ranks` threads, closes, and expects that each returned "".
+using Body = std::function<std::string(Communicator&, Site&)>;
+void run_ranks(const std::string& path, int ranks, const Body& body);
+
+/// The same for a Checker's batches.
+void run_scenario(const std::string& path, int ranks, const Scenario& scenario);
+
+}  // namespace marrow::ep_test

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/site.hpp"
+
+namespace marrow::ep_test {
+namespace {
+
+class CpuSite final : public Site {
+ public:
+  Place place() override { return Place::cpu(); }
+  Memory& memory() override { return memory_; }
+  std::function<void()> graph(const std::function<void()>& body) override { return body; }
+
+ private:
+  HostMemory memory_;
+};
+
+}  // namespace
+
+std::unique_ptr<Site> make_site(int) { return std::make_unique<CpuSite>(); }
+int most_ranks() { return 64; }
+bool on_gpus() { return false; }
+std::vector<std::string> paths() { return {"lsa", "gda", "proxy", "mixed", "teams"}; }
+
+}  // namespace marrow::ep_test
