@@ -176,6 +176,8 @@ marrow_network_address Endpoint::address() const {
 }
 
 void Endpoint::connect(const marrow_network_address* addresses) {
+  const bool one_host = properties_of(*info_, options_).host_only != 0;
+  const std::uint64_t our_host = host_number();
   for (std::uint32_t r = 0; r < nranks_; ++r) {
     if (addresses[r].bytes == 0) continue;  // failed already: nothing is asked of it
     Address theirs;
@@ -197,7 +199,7 @@ void Endpoint::connect(const marrow_network_address* addresses) {
           "choose the same with MARROW_NETWORK=libfabric?prov=..., MARROW_NIC and "
           "MARROW_SOCKET_IFNAME on every rank");
     }
-    if (properties_of(*info_, options_).host_only && theirs.host != host_number()) {
+    if (one_host && theirs.host != our_host) {
       throw Error(Code::unsupported,
                   cat("rank ", r, " is on another host, which libfabric's ", theirs.provider,
                       " does not reach"),

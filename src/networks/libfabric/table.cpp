@@ -5,6 +5,7 @@
 #include <rdma/fi_errno.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "base/text.hpp"
 #include "marrow/error.hpp"
@@ -19,6 +20,10 @@ const Table& table() {
       throw Error(Code::unsupported, base::cat("no libfabric here: ", why ? why : "no reason"),
                   "install libfabric (libfabric1), or use another network");
     }
+    // Debian's ofi_rxm sets 64 MiB an endpoint aside for messages of 16 KiB; ours have 72 bytes, and puts use none of
+    // it. There is no other way to say so, and it is read when the first device is looked for. A user's own value
+    // stays.
+    ::setenv("FI_OFI_RXM_BUFFER_SIZE", "256", 0);
     Table t;
     const auto need = [&](const char* symbol, auto& target) {
       target =
