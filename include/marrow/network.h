@@ -107,7 +107,8 @@ enum {
   MARROW_NETWORK_FETCH_ADD = 5,    /**< and the completion carries the old value */
   MARROW_NETWORK_COMPARE_SWAP = 6, /**< remote word = operand if it equals compare */
   MARROW_NETWORK_MESSAGE = 7,      /**< inline_data is delivered to the peer's callback, once */
-  MARROW_NETWORK_FLUSH = 8 /**< completes when the peer can see every earlier operation to it */
+  /** Completes when the peer can see every earlier operation to it. Posted on ordered networks only. */
+  MARROW_NETWORK_FLUSH = 8
 };
 
 /** One operation. A completion with its token follows, whatever happens to it. */

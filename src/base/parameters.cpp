@@ -81,7 +81,8 @@ constexpr std::array kTable = {
     text("MARROW_NIC", "auto", "gda",
          "NIC of the gda path and of the verbs network: auto (a real one if there is one that can "
          "be "
-         "used), softnic, none, or a device such as mlx5_0 or mlx5_0:2 (its second port)."),
+         "used), softnic, none, or a device such as mlx5_0 or mlx5_0:2 (its second port). The "
+         "libfabric network takes the name of one of its devices, such as eth0."),
     text("MARROW_PATH", "auto", "topology",
          "Path to the peers: auto, lsa, gda, proxy, or a comma list with one entry per peer rank."),
     duration("MARROW_PEER_TIMEOUT", "30s", 100, kDay, "bootstrap",
@@ -105,10 +106,10 @@ constexpr std::array kTable = {
     text("MARROW_SECRET_FILE", "", "bootstrap",
          "File with the job's secret (at least 16 bytes, readable by the user only), the same on "
          "all hosts. Needed for tcp:// rendezvous beyond this host."),
-    text(
-        "MARROW_SOCKET_IFNAME", "", "bootstrap",
-        "Network interfaces of the bootstrap: comma list of name prefixes, = in front means exact, "
-        "^ means all but these. Empty: all but loopback and docker."),
+    text("MARROW_SOCKET_IFNAME", "", "bootstrap",
+         "Network interfaces of the bootstrap and of the libfabric network: comma list of name "
+         "prefixes, = in front means exact, "
+         "^ means all but these. Empty: all but loopback and docker."),
     text("MARROW_SOFTNIC", "", "softnic",
          "Engine and faults of softnic, key=value separated by commas: engine=auto|cpu|gpu|copy "
          "(copy: a CPU thread that reaches GPU memory by copies, slow), seed=N, delay=US, "

@@ -164,11 +164,9 @@ marrow_network_address Endpoint::address() const {
                                        sizeof(mine.data), " that fit"));
   }
   mine.bytes = static_cast<std::uint32_t>(bytes);
-  services_.log(services_.user, 3,
-                cat("libfabric: ", info_->fabric_attr->prov_name, " on ",
-                    info_->domain_attr->name ? info_->domain_attr->name : "?", " at ",
-                    address_text(mine.format, mine.data, bytes))
-                    .c_str());
+  log(3, cat("libfabric: ", info_->fabric_attr->prov_name, " on ",
+             info_->domain_attr->name ? info_->domain_attr->name : "?", " at ",
+             address_text(mine.format, mine.data, bytes)));
   marrow_network_address address{};
   address.bytes = sizeof(mine);
   std::memcpy(address.data, &mine, sizeof(mine));

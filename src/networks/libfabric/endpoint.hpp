@@ -120,6 +120,9 @@ class Endpoint {
   };
 
   void open(const fi_info& device);
+  void log(int level, const std::string& line) const {
+    if (services_.log) services_.log(services_.user, level, line.c_str());
+  }
   Owned<fid_mr> register_own(void* data, std::size_t bytes);
   void post_receive(Slot& slot);
   std::int64_t start(const marrow_network_operation& operation);

@@ -195,10 +195,8 @@ std::uint32_t Endpoint::post(const marrow_network_operation* operations, std::ui
       complete(o.token, o.peer, MARROW_NETWORK_PEER_FAILED);
       continue;
     }
-    services_.log(services_.user, 2,
-                  cat("an operation of ", o.bytes, " bytes to rank ", o.peer, " at ", peer.where,
-                      " was refused: ", text(error))
-                      .c_str());
+    log(2, cat("an operation of ", o.bytes, " bytes to rank ", o.peer, " at ", peer.where,
+               " was refused: ", text(error)));
     complete(o.token, o.peer, MARROW_NETWORK_ERROR);
   }
   return n;
@@ -249,10 +247,8 @@ bool Endpoint::store_value(std::uint32_t source, const Packet& packet) {
   if (found == regions_.end()) return false;
   const Region& region = *found->second;
   if (value.offset > region.bytes || packet.bytes > region.bytes - value.offset || region.device) {
-    services_.log(services_.user, 2,
-                  cat("rank ", source, " put ", packet.bytes, " bytes to offset ", value.offset,
-                      " of a region of ", region.bytes, ": refused")
-                      .c_str());
+    log(2, cat("rank ", source, " put ", packet.bytes, " bytes to offset ", value.offset,
+               " of a region of ", region.bytes, ": refused"));
     return false;
   }
   store_released(region.data + value.offset, value.data, packet.bytes);
@@ -313,10 +309,7 @@ void Endpoint::fail(Request& request, int error) {
     peer_down(rank, cat("the connection to rank ", rank, " at ", peers_[rank]->where,
                         " broke: ", text(error)));
   } else {
-    services_.log(
-        services_.user, 2,
-        cat("rank ", rank, " at ", peers_[rank]->where, " refused an operation: ", text(error))
-            .c_str());
+    log(2, cat("rank ", rank, " at ", peers_[rank]->where, " refused an operation: ", text(error)));
   }
 }
 
