@@ -96,6 +96,10 @@ static int connect_(void* endpoint, const marrow_network_address* addresses, uin
   (void)timeout_ns; /* nobody is waited for */
   for (uint32_t r = 0; r < e->nranks; ++r) {
     struct address theirs;
+    if (addresses[r].bytes == 0) { /* failed already */
+      e->gone[r] = 1;
+      continue;
+    }
     memcpy(&theirs, addresses[r].data, sizeof theirs);
     if (addresses[r].bytes != sizeof theirs || theirs.process != (long)getpid())
       return fail(MARROW_NETWORK_UNSUPPORTED, "rank %ld is no thread of this process", r);

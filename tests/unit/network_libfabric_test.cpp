@@ -195,6 +195,30 @@ TEST(LibfabricTcp, APeerThatEndedIsNamedWithItsAddress) {
   EXPECT_EQ(sides.run(0, sides.message(0, 2, "on")), MARROW_NETWORK_OK);
 }
 
+TEST(LibfabricTcp, ARankThatFailedBeforeHasNoAddress) {
+  NEEDS("tcp");
+  Sides sides("libfabric", "prov=tcp", 3, 0);
+  marrow_network_services services = sides.services;
+  const marrow_network& network = network_named("libfabric");
+  Side zero, two;
+  ASSERT_EQ(zero.listen(network, services, "prov=tcp", 0, 3), MARROW_NETWORK_OK);
+  ASSERT_EQ(two.listen(network, services, "prov=tcp", 2, 3), MARROW_NETWORK_OK);
+  const marrow_network_address all[] = {zero.address, {}, two.address};
+  ASSERT_EQ(network.connect(zero.endpoint, all, 0), MARROW_NETWORK_OK) << network.last_error();
+  ASSERT_EQ(network.connect(two.endpoint, all, 0), MARROW_NETWORK_OK);
+  const auto message = sides.message(0, 2, "over the gap");
+  bool posted = false;
+  for (int i = 0; i < 100000 && two.messages.empty(); ++i) {
+    if (!posted) posted = zero.post(message) == 1;
+    zero.step();
+    two.step();
+  }
+  ASSERT_EQ(two.messages.size(), 1u);
+  EXPECT_EQ(two.messages[0].first, 0u);
+  zero.close();
+  two.close();
+}
+
 // --- choices ----------------------------------------------------------------------------------
 
 std::string init_error(const std::string& options, const char* name = nullptr,

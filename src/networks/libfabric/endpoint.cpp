@@ -177,7 +177,10 @@ void Endpoint::connect(const marrow_network_address* addresses) {
   const bool one_host = properties_of(*info_, options_).host_only != 0;
   const std::uint64_t our_host = host_number();
   for (std::uint32_t r = 0; r < nranks_; ++r) {
-    if (addresses[r].bytes == 0) continue;  // failed already: nothing is asked of it
+    if (addresses[r].bytes == 0) {  // failed already: nothing is asked of it
+      peers_[r]->gone.store(true, std::memory_order_relaxed);
+      continue;
+    }
     Address theirs;
     std::memcpy(&theirs, addresses[r].data, sizeof(theirs));
     if (addresses[r].bytes != sizeof(theirs) || theirs.magic != kAddressMagic || theirs.rank != r ||
@@ -205,11 +208,12 @@ void Endpoint::connect(const marrow_network_address* addresses) {
     }
     fi_addr_t index = FI_ADDR_NOTAVAIL;
     const int inserted = av_->ops->insert(av_.get(), theirs.data, 1, &index, 0, nullptr);
-    // A table's addresses are numbered in the order of insertion: by rank.
-    if (inserted != 1 || index != r) {
+    if (inserted != 1 || index == FI_ADDR_NOTAVAIL) {
       throw Error(Code::network, cat("rank ", r, "'s address ", peer.where,
                                      " was not accepted by libfabric's ", theirs.provider));
     }
+    peer.address = index;
+    rank_of_[index] = r;
   }
 }
 

@@ -114,6 +114,7 @@ class Endpoint {
   };
   struct Peer {
     std::string where;
+    fi_addr_t address = FI_ADDR_NOTAVAIL;
     std::atomic<bool> gone{false};  ///< aborted or down: its operations fail
     bool down = false;              ///< told
     Clock::time_point trying{};     ///< since when it cannot be reached; none: it can
@@ -166,6 +167,7 @@ class Endpoint {
   Owned<fid_ep> ep_;  ///< after what it uses: closed first
 
   std::vector<std::unique_ptr<Peer>> peers_;
+  std::unordered_map<fi_addr_t, std::uint32_t> rank_of_;  ///< where completions do not carry it
   std::atomic<bool> aborted_{false};  ///< some peer's gone was set since the last look
   std::deque<marrow_network_completion> completions_;
   std::deque<marrow_network_operation> own_;  ///< messages and immediates of this rank to itself

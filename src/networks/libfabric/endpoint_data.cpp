@@ -85,22 +85,24 @@ std::int64_t Endpoint::write(const marrow_network_operation& o) {
       carries_rank_ ? std::uint64_t{rank_} << 32 | o.immediate : std::uint64_t{o.immediate};
   std::byte* from = local(o).data + o.local_offset;
   const std::uint64_t to = remote(o).base + o.remote_offset;
+  const fi_addr_t peer = peers_[o.peer]->address;
   void* desc = descriptor(local(o));
   void* context = static_cast<Context*>(&request);
   const std::int64_t result =
       o.has_immediate
-          ? ep_->rma->writedata(ep_.get(), from, o.bytes, desc, data, o.peer, to, remote(o).key,
+          ? ep_->rma->writedata(ep_.get(), from, o.bytes, desc, data, peer, to, remote(o).key,
                                 context)
-          : ep_->rma->write(ep_.get(), from, o.bytes, desc, o.peer, to, remote(o).key, context);
+          : ep_->rma->write(ep_.get(), from, o.bytes, desc, peer, to, remote(o).key, context);
   if (result != 0) give_back(request);
   return result;
 }
 
 std::int64_t Endpoint::read(const marrow_network_operation& o) {
   Request& request = take_request(o);
-  const std::int64_t result = ep_->rma->read(
-      ep_.get(), local(o).data + o.local_offset, o.bytes, descriptor(local(o)), o.peer,
-      remote(o).base + o.remote_offset, remote(o).key, static_cast<Context*>(&request));
+  const std::int64_t result =
+      ep_->rma->read(ep_.get(), local(o).data + o.local_offset, o.bytes, descriptor(local(o)),
+                     peers_[o.peer]->address, remote(o).base + o.remote_offset, remote(o).key,
+                     static_cast<Context*>(&request));
   if (result != 0) give_back(request);
   return result;
 }
@@ -122,7 +124,8 @@ std::int64_t Endpoint::send(const marrow_network_operation& o) {
     bytes += Packet::kValueHeader;
   }
   if (bytes <= info_->tx_attr->inject_size) {
-    const std::int64_t result = ep_->msg->inject(ep_.get(), &packet, bytes, o.peer);
+    const std::int64_t result =
+        ep_->msg->inject(ep_.get(), &packet, bytes, peers_[o.peer]->address);
     if (result == 0) complete(o.token, o.peer, MARROW_NETWORK_OK);
     return result;
   }
@@ -130,8 +133,8 @@ std::int64_t Endpoint::send(const marrow_network_operation& o) {
   Slot& slot = *free_sends_.back();
   std::memcpy(static_cast<void*>(slot.packet), &packet, bytes);
   void* desc = packets_mr_ ? packets_mr_->mem_desc : nullptr;
-  const std::int64_t result =
-      ep_->msg->send(ep_.get(), slot.packet, bytes, desc, o.peer, static_cast<Context*>(&slot));
+  const std::int64_t result = ep_->msg->send(ep_.get(), slot.packet, bytes, desc,
+                                             peers_[o.peer]->address, static_cast<Context*>(&slot));
   if (result != 0) return result;
   free_sends_.pop_back();
   slot.token = o.token;
@@ -277,7 +280,11 @@ std::uint32_t Endpoint::take(const fi_cq_data_entry& entry, fi_addr_t from) {
   auto* context = static_cast<Context*>(entry.op_context);
   if ((entry.flags & FI_REMOTE_WRITE) ||
       (entry.flags & (FI_RMA | FI_REMOTE_CQ_DATA)) == (FI_RMA | FI_REMOTE_CQ_DATA)) {
-    const std::uint64_t source = carries_rank_ ? entry.data >> 32 : from;
+    std::uint64_t source = entry.data >> 32;
+    if (!carries_rank_) {
+      const auto known = rank_of_.find(from);
+      source = known == rank_of_.end() ? nranks_ : known->second;
+    }
     if (source < nranks_) {
       events_.immediate(events_.user, static_cast<std::uint32_t>(source),
                         static_cast<std::uint32_t>(entry.data));
