@@ -108,7 +108,7 @@ struct Config {
 };
 
 /// Bytes that a Group takes on each rank.
-struct MemoryNeeded {
+struct MARROW_API MemoryNeeded {
   std::uint64_t receive_dispatch = 0;  ///< 2*F sets of [R, M] rows, and what says who chose whom
   std::uint64_t receive_combine = 0;   ///< 2*F sets of [M, K] rows
   std::uint64_t staging = 0;  ///< rows on their way to peers that are not load/store reachable

@@ -12,6 +12,7 @@ namespace marrow::cli {
 
 int run_demo(const DemoOptions& options);
 int run_perf(const PerfOptions& options);
+int run_ep(const EpOptions& options);
 int run_info(const InfoOptions& options);
 int run_env(const EnvOptions& options);
 int run_errors(const ErrorsOptions& options);

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
+#include <vector>
 
 namespace marrow::cli::gpu {
 
@@ -26,5 +28,35 @@ void* allocate(int device, std::size_t bytes, bool host);
 void release(int device, void* memory, bool host) noexcept;
 /// Any direction; returns when done. Ordered after what the stream already has.
 void copy(int device, void* stream, void* to, const void* from, std::size_t bytes);
+
+/// Points in a stream's time.
+class Events {
+ public:
+  Events(int device, std::size_t count);
+  ~Events();
+  Events(const Events&) = delete;
+  Events& operator=(const Events&) = delete;
+  void record(void* stream, std::size_t which);
+  /// After the stream has passed both.
+  double elapsed_us(std::size_t from, std::size_t to) const;
+
+ private:
+  int device_;
+  std::vector<void*> events_;
+};
+
+/// What `record` enqueues on the stream, as one graph.
+class Graph {
+ public:
+  Graph(int device, void* stream, const std::function<void()>& record);
+  ~Graph();
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  void launch(void* stream);
+
+ private:
+  int device_;
+  void* graph_ = nullptr;
+};
 
 }  // namespace marrow::cli::gpu

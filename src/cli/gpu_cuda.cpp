@@ -86,4 +86,55 @@ void copy(int device, void* stream, void* to, const void* from, std::size_t byte
   check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "copying", device);
 }
 
+Events::Events(int device, std::size_t count) : device_(device) {
+  check(cudaSetDevice(device), "selecting", device);
+  for (std::size_t i = 0; i < count; ++i) {
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreate(&event), "making an event", device);
+    events_.push_back(event);
+  }
+}
+Events::~Events() {
+  for (void* event : events_) (void)cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+void Events::record(void* stream, std::size_t which) {
+  check(cudaEventRecord(static_cast<cudaEvent_t>(events_.at(which)),
+                        static_cast<cudaStream_t>(stream)),
+        "recording an event", device_);
+}
+double Events::elapsed_us(std::size_t from, std::size_t to) const {
+  float ms = 0;
+  check(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(events_.at(from)),
+                             static_cast<cudaEvent_t>(events_.at(to))),
+        "reading events", device_);
+  return static_cast<double>(ms) * 1e3;
+}
+
+Graph::Graph(int device, void* stream, const std::function<void()>& record) : device_(device) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  check(cudaSetDevice(device), "selecting", device);
+  check(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "capturing a graph", device);
+  cudaGraph_t recorded = nullptr;
+  try {
+    record();
+  } catch (...) {
+    (void)cudaStreamEndCapture(s, &recorded);
+    if (recorded != nullptr) (void)cudaGraphDestroy(recorded);
+    throw;
+  }
+  check(cudaStreamEndCapture(s, &recorded), "capturing a graph", device);
+  cudaGraphExec_t ready = nullptr;
+  const cudaError_t made = cudaGraphInstantiate(&ready, recorded, 0);
+  (void)cudaGraphDestroy(recorded);
+  check(made, "making a graph", device);
+  graph_ = ready;
+}
+Graph::~Graph() {
+  if (graph_ != nullptr) (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph_));
+}
+void Graph::launch(void* stream) {
+  check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_), static_cast<cudaStream_t>(stream)),
+        "launching a graph", device_);
+}
+
 }  // namespace marrow::cli::gpu

@@ -23,4 +23,12 @@ void* allocate(int, std::size_t, bool) { refuse(); }
 void release(int, void*, bool) noexcept {}
 void copy(int, void*, void*, const void*, std::size_t) { refuse(); }
 
+Events::Events(int device, std::size_t) : device_(device) { refuse(); }
+Events::~Events() = default;
+void Events::record(void*, std::size_t) { refuse(); }
+double Events::elapsed_us(std::size_t, std::size_t) const { refuse(); }
+Graph::Graph(int device, void*, const std::function<void()>&) : device_(device) { refuse(); }
+Graph::~Graph() = default;
+void Graph::launch(void*) { refuse(); }
+
 }  // namespace marrow::cli::gpu

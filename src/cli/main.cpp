@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `marrow`: demo, perf, info, doctor, env, errors. Everything is on the public API.
+// `marrow`: demo, perf, ep, info, doctor, env, errors. Everything is on the public API.
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -39,6 +39,7 @@ int run(const Invocation& invocation) {
   switch (invocation.command) {
     case Command::demo: return run_demo(invocation.demo);
     case Command::perf: return run_perf(invocation.perf);
+    case Command::ep: return run_ep(invocation.ep);
     case Command::info: return run_info(invocation.info);
     case Command::doctor: return run_doctor(invocation.doctor);
     case Command::env: return run_env(invocation.env);
@@ -53,6 +54,7 @@ std::string json_file(const Invocation& invocation) {
   switch (invocation.command) {
     case Command::demo: return invocation.demo.json;
     case Command::perf: return invocation.perf.json;
+    case Command::ep: return invocation.ep.json;
     case Command::info: return invocation.info.json;
     default: return {};
   }
@@ -62,6 +64,7 @@ std::string json_file(const Invocation& invocation) {
 int wanted_processes(const Invocation& invocation) {
   const RankOptions* where = invocation.command == Command::demo   ? &invocation.demo.where
                              : invocation.command == Command::perf ? &invocation.perf.where
+                             : invocation.command == Command::ep   ? &invocation.ep.where
                              : invocation.command == Command::info ? &invocation.info.where
                                                                    : nullptr;
   if (where == nullptr || !where->processes || under_launcher()) return 0;

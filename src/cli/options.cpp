@@ -131,6 +131,55 @@ CommandSpec perf_command(PerfOptions& o) {
   return c;
 }
 
+CommandSpec ep_command(EpOptions& o) {
+  CommandSpec c{Command::ep,
+                "ep",
+                "MoE dispatch and combine between ranks: checked, then timed apart, per rank",
+                "  marrow ep\n"
+                "  marrow ep --place gpu --ranks 4 --mode exact --graph --json ep.json\n"
+                "  marrow ep --place gpu --ranks 4 --processes --sms 24\n"
+                "  marrow ep --path gda --routing router.jsonl --hidden 256\n"
+                "  marrow ep --place gpu --ranks 4 --compare deepep=/opt/DeepEP\n"
+                "\nDefaults: 128 tokens a rank, hidden 7168, top-8 of 256 experts on GPUs; 16, "
+                "512, top-4 of 32 on the CPU "
+                "device.\n",
+                {}};
+  add_rank_options(c.options, o.where, "ranks (default: 2)", 64);
+  c.options.push_back(number("--tokens", "tokens of a rank in a batch", &o.tokens, 1, 65536));
+  c.options.push_back(number("--hidden", "channels of a token", &o.hidden, 16, 16384));
+  c.options.push_back(number("--topk", "experts a token chooses", &o.top_k, 1, 32));
+  c.options.push_back(number("--experts", "experts of all ranks", &o.experts, 1, 2048));
+  c.options.push_back(choice("--payload",
+                             "what dispatch sends: fp8 quantises bf16 rows (default: fp8)",
+                             &o.payload, {"fp8", "bf16"}));
+  c.options.push_back(choice("--mode", "combine: exact sends every expert's row (default: fast)",
+                             &o.mode, {"fast", "exact"}));
+  c.options.push_back(
+      number("--sms", "blocks of a kernel at most (default: all SMs)", &o.sms, 1, 1024));
+  c.options.push_back(
+      flag("--graph", "time CUDA graphs of 20 instead of single launches", &o.graph));
+  c.options.push_back(
+      number("--iterations", "timed batches (default: by place)", &o.iterations, 1, 1'000'000));
+  c.options.push_back(
+      {"--seed", "N", "seed of the routing (default: 1)", [&o](const std::string& value) {
+         o.seed = static_cast<std::uint64_t>(parse_number("--seed", value, 0, INT64_MAX));
+       }});
+  c.options.push_back(
+      text("--routing", "FILE", "router log as in demo, in place of uniform routing", &o.routing));
+  c.options.push_back(
+      text("--compare", "deepep=PATH",
+           "also run the low-latency tests of a DeepEP checkout; skipped, and said so, where "
+           "it cannot run",
+           &o.compare));
+  c.options.push_back(choice("--path", "path between the ranks (default: auto, the best one)",
+                             &o.path, {"auto", "lsa", "gda", "proxy"}));
+  c.options.push_back(network(&o.network));
+  c.options.push_back(
+      flag("--corrupt", "flip one bit of one dispatched row: the check must fail", &o.corrupt));
+  c.options.push_back(json(&o.json));
+  return c;
+}
+
 CommandSpec info_command(InfoOptions& o) {
   CommandSpec c{
       Command::info,
@@ -167,6 +216,7 @@ std::vector<CommandSpec> command_line(Invocation& into) {
   std::vector<CommandSpec> commands;
   commands.push_back(demo_command(into.demo));
   commands.push_back(perf_command(into.perf));
+  commands.push_back(ep_command(into.ep));
   commands.push_back(info_command(into.info));
   commands.push_back(doctor_command(into.doctor));
   CommandSpec env{Command::env,

@@ -13,7 +13,7 @@
 
 namespace marrow::cli {
 
-enum class Command : std::uint8_t { none, demo, perf, info, doctor, env, errors };
+enum class Command : std::uint8_t { none, demo, perf, ep, info, doctor, env, errors };
 
 /// How ranks are started; shared by demo, perf and info.
 struct RankOptions {
@@ -48,6 +48,26 @@ struct PerfOptions {
   std::string json;
 };
 
+struct EpOptions {
+  RankOptions where;
+  std::string path = "auto";
+  std::string network;
+  std::int64_t tokens = 0;  ///< a rank; 0 here and below: by place
+  std::int64_t hidden = 0;
+  std::int64_t top_k = 0;
+  std::int64_t experts = 0;
+  std::string payload = "fp8";
+  std::string mode = "fast";
+  int sms = 0;  ///< 0: all
+  bool graph = false;
+  int iterations = 0;
+  std::uint64_t seed = 1;
+  std::string routing;  ///< file; empty: uniform
+  std::string compare;  ///< "deepep=PATH"
+  bool corrupt = false;
+  std::string json;
+};
+
 struct InfoOptions {
   RankOptions where;
   std::string path = "auto";
@@ -73,6 +93,7 @@ struct Invocation {
   Command command = Command::none;
   DemoOptions demo;
   PerfOptions perf;
+  EpOptions ep;
   InfoOptions info;
   DoctorOptions doctor;
   EnvOptions env;

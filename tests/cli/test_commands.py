@@ -19,7 +19,7 @@ OPERATIONS = {"put": "8,1K", "put_value": "8,24", "get": "8,4K", "signal": None,
 
 def test_help_has_examples_and_every_command(marrow):
     text = marrow.ok("--help")
-    for command in ("demo", "perf", "info", "doctor", "env", "errors"):
+    for command in ("demo", "perf", "ep", "info", "doctor", "env", "errors"):
         assert re.search(rf"^  {command} ", text, re.M)
         assert "Examples:\n  marrow " + command in marrow.ok(command, "--help")
     assert marrow.ok("--version").startswith("marrow 0.")
