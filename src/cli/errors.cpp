@@ -41,7 +41,8 @@ Words words(Code code) {
     case Code::peer_failed:
       return {"A peer's process or connection ended.",
               "It exited, was killed, or its host or link went down.",
-              "Read that rank's own output. Survivors go on after `agree_failures`; `admit` takes a new process in."};
+              "Read that rank's own output. Survivors go on after `agree_failures`; `admit` takes "
+              "a new process in."};
     case Code::aborted:
       return {"The communicator was revoked.",
               "Some rank called `revoke`, usually because it failed.",
