@@ -114,7 +114,8 @@ constexpr std::array kTable = {
          "Engine and faults of softnic, key=value separated by commas: engine=auto|cpu|gpu|copy "
          "(copy: a CPU thread that reaches GPU memory by copies, slow), seed=N, delay=US, "
          "reorder=1, drop=N, "
-         "corrupt=N, error_at=N, stall=N[:MS], retry=MS, atomics=hca, port=roce, start_index=N, job=NAME. N "
+         "corrupt=N, error_at=N, stall=N[:MS], retry=MS, atomics=hca, port=roce, start_index=N, "
+         "job=NAME. N "
          "counts operations of a process. Empty: a perfect NIC without delays."),
     choice("MARROW_VERBS_CONNECT", "lazy", "lazy|eager", "verbs",
            "When the verbs network connects a pair of ranks: with its first operation, or all "

@@ -108,7 +108,10 @@ void Endpoint::connect(const marrow_network_address* addresses, std::chrono::mil
   std::vector<Address> all(nranks_);
   std::uint32_t first = nranks_;
   for (std::uint32_t r = 0; r < nranks_; ++r) {
-    if (addresses[r].bytes == 0) continue;  // failed already: nothing is asked of it
+    if (addresses[r].bytes == 0) {  // failed already: nothing is asked of it
+      peers_[r]->stage = Stage::broken;
+      continue;
+    }
     first = std::min(first, r);
     std::memcpy(&all[r], addresses[r].data, sizeof(Address));
     check(all[r], r, addresses[r].bytes);
@@ -127,15 +130,19 @@ void Endpoint::connect(const marrow_network_address* addresses, std::chrono::mil
 
 /// For connect=eager. No operation was posted yet, so nothing but news can come.
 void Endpoint::wait_for_all(base::Deadline deadline) {
+  std::vector<std::uint32_t> wanted;
   for (std::uint32_t r = 0; r < nranks_; ++r) {
-    if (peers_[r]->stage == Stage::idle) peers_[r]->stage = Stage::connecting;
+    if (peers_[r]->stage == Stage::broken) continue;  // it had failed before
+    peers_[r]->stage = Stage::connecting;
+    wanted.push_back(r);
     connector_->want(r);
   }
-  for (std::uint32_t r = 0; r < nranks_;) {
+  for (std::size_t i = 0; i < wanted.size();) {
+    const std::uint32_t r = wanted[i];
     Peer& peer = *peers_[r];
     if (has_news_.load(std::memory_order_acquire)) take_news();
     if (peer.stage == Stage::ready) {
-      ++r;
+      ++i;
       continue;
     }
     if (peer.stage == Stage::broken)
