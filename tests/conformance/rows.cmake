@@ -43,7 +43,7 @@ endforeach()
 # The proxy path over the verbs network, whose NIC is softnic.
 foreach(as IN ITEMS threads processes)
   marrow_conformance_test(conformance_verbs_${as} ARGS --matrix pairwise --path proxy --network verbs
-    --as ${as} --seconds 14)
+    --as ${as} --seconds 10)
 endforeach()
 # RoCE addressing: both paths that drive a NIC, on softnic's RoCE port.
 foreach(path IN ITEMS "gda" "proxy;--network;verbs")
