@@ -156,6 +156,9 @@ class MARROW_API Communicator {
   /// close() if it was not called; a failure there is logged, not thrown.
   ~Communicator();
 
+  /// What the ranks met by. A process that is to rejoin() needs it, also where from_environment() made it.
+  /// It has the job's secret.
+  UniqueId id() const;
   /// Our number, 0..nranks()-1.
   int rank() const;
   /// Ranks the communicator was made with, failed ones included.

@@ -91,6 +91,7 @@ Communicator& Communicator::operator=(Communicator&& other) noexcept {
 }
 Communicator::~Communicator() { close_quietly(state_); }
 
+UniqueId Communicator::id() const { return open(state_, "Communicator").id(); }
 int Communicator::rank() const { return open(state_, "Communicator").rank(); }
 int Communicator::nranks() const { return open(state_, "Communicator").nranks(); }
 Place Communicator::place() const { return open(state_, "Communicator").place(); }

@@ -23,7 +23,7 @@ std::uint64_t next_number() {
 
 CommunicatorState::CommunicatorState(const UniqueId& id, int nranks, int rank, Config config,
                                      bool replacement)
-    : number_(next_number()), config_(std::move(config)) {
+    : number_(next_number()), id_(id), config_(std::move(config)) {
   const base::log::ThreadRank log_rank(rank);
   try {
     for (const auto& [name, value] : config_.parameters) parameters_.set(name, value);

@@ -57,6 +57,7 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
 
   int rank() const { return bootstrap_->rank(); }
   int nranks() const { return bootstrap_->nranks(); }
+  const UniqueId& id() const { return id_; }
   const Place& place() const { return config_.place; }
   /// Tells the communicators of this process apart; never 0.
   std::uint64_t number() const { return number_; }
@@ -146,6 +147,7 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   std::shared_ptr<WindowState> keep(std::shared_ptr<WindowState> window);
 
   const std::uint64_t number_;
+  const UniqueId id_;
   Config config_;
   base::Parameters parameters_;
   std::unique_ptr<bootstrap::Bootstrap> bootstrap_;

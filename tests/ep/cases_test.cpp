@@ -505,6 +505,25 @@ TEST_P(EpCases, Case14_GraphsReplayedWithOtherInputs) {
   });
 }
 
+/// The reference's own arithmetic, against numbers that were worked out by hand.
+TEST(EpReference, KnownNumbers) {
+  EXPECT_EQ(to_e4m3(1.0f), 0x38);
+  EXPECT_EQ(to_e4m3(-1.0f), 0xb8);
+  EXPECT_EQ(to_e4m3(448.0f), 0x7e);
+  EXPECT_EQ(to_e4m3(1e9f), 0x7e);      // saturated
+  EXPECT_EQ(to_e4m3(17.0f), 0x58);     // between 16 and 18: the even one
+  EXPECT_EQ(to_e4m3(19.0f), 0x5a);     // between 18 and 20
+  EXPECT_EQ(to_e4m3(0x1p-9f), 0x01);   // the smallest
+  EXPECT_EQ(to_e4m3(0x1p-10f), 0x00);  // half of it: even
+  EXPECT_EQ(to_e4m3(0x3p-10f), 0x02);
+  EXPECT_EQ(to_e4m3(0x7.8p-9f), 0x08);  // up to the smallest normal number
+  EXPECT_EQ(to_e4m3(-0.0f), 0x80);
+  EXPECT_EQ(to_e4m3(std::nanf("")), 0x7f);
+  EXPECT_EQ(to_bf16(1.0f), 0x3f80);
+  EXPECT_EQ(to_bf16(1.00390625f), 0x3f80);  // 1 + 2^-8, between two: even
+  EXPECT_EQ(to_bf16(1.01171875f), 0x3f82);  // 1 + 3 * 2^-8
+}
+
 int entries(const char* folder) {
   int n = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) n += !entry.path().empty();
