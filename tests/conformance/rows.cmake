@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Which rows ./test runs. --seconds keeps a slow machine inside the time limit: rows left out are counted
 # in the output.
-# The network that reorders, delays, loses and repeats.
-set(unordered "$<TARGET_FILE_DIR:marrow_conformance>/unordered.so?delay=50&drop=100&duplicate=20")
-
 if(MARROW_SANITIZE STREQUAL "thread")
   # Processes are invisible to ThreadSanitizer: ranks as threads, on the paths that are ours from end to end.
   foreach(path IN ITEMS lsa gda proxy mixed)
@@ -14,8 +11,6 @@ if(MARROW_SANITIZE STREQUAL "thread")
   marrow_conformance_test(conformance_tsan_verbs ARGS --matrix pairwise --as threads --path proxy
     --network verbs --ranks 2,3 --block 1,4 --lanes 1 --seed 1 --bytes 256,15,4096 --far 0 --delay 0,20
     --seconds 12)
-  marrow_conformance_test(conformance_tsan_unordered ARGS --matrix pairwise --as threads --path proxy
-    --network ${unordered}&seed=3 --ranks 2,3 --block 1,4 --seed 1,2 --bytes 256,15,4096 --far 0 --delay 0 --seconds 15)
   return()
 elseif(MARROW_SANITIZE STREQUAL "address")
   foreach(shard RANGE 1)

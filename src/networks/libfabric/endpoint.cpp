@@ -43,6 +43,7 @@ struct Key {
   std::uint64_t base;
   std::uint64_t bytes;
   std::uint64_t address;  ///< for the rank itself
+  std::uint64_t device;
 };
 static_assert(sizeof(Key) <= MARROW_NETWORK_MAX_KEY);
 
@@ -78,6 +79,19 @@ Endpoint::Endpoint(const marrow_network_services& services, const fi_info& devic
   const char* patience =
       services.parameter ? services.parameter(services.user, "MARROW_PEER_TIMEOUT") : nullptr;
   if (patience) patience_ = base::parse_duration(patience, "MARROW_PEER_TIMEOUT");
+  if (nranks > 1u << 16)
+    throw Error(Code::unsupported,
+                cat("network libfabric connects 65536 ranks at most, not ", nranks));
+  // What is injected has no completion, so a connection that breaks and is made again loses it unseen; where
+  // packets come in order, the receiver sees the gap.
+  const std::uint64_t order = info_->tx_attr->msg_order & info_->rx_attr->msg_order;
+  numbers_packets_ =
+      (order & FI_ORDER_SAS) && std::string(info_->fabric_attr->prov_name).starts_with("tcp");
+  constexpr std::size_t kHeaders = Packet::kHeader + Packet::kValueHeader;
+  if (info_->tx_attr->inject_size > kHeaders) {
+    most_injected_ =
+        std::min(info_->tx_attr->inject_size - kHeaders, sizeof(Packet::Content::value.data));
+  }
   for (std::uint32_t r = 0; r < nranks; ++r) peers_.push_back(std::make_unique<Peer>());
   open(device);
 }
@@ -256,7 +270,8 @@ std::unique_ptr<Region> Endpoint::register_memory(const marrow_network_memory& m
   const auto address = reinterpret_cast<std::uint64_t>(memory.address);
   const Key made{kKeyMagic,    region->id,
                  mr->key,      info_->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? address : 0,
-                 memory.bytes, address};
+                 memory.bytes, address,
+                 memory.device};
   std::memcpy(key, &made, sizeof(made));
   *key_bytes = sizeof(made);
   std::lock_guard lock(mutex_);
@@ -282,6 +297,7 @@ std::unique_ptr<Remote> Endpoint::import_key(std::uint32_t peer, const void* key
   remote->key = theirs.key;
   remote->base = theirs.base;
   remote->bytes = theirs.bytes;
+  remote->device = theirs.device != 0;
   if (peer == rank_) remote->own = reinterpret_cast<std::byte*>(theirs.address);
   return remote;
 }

@@ -111,8 +111,9 @@ std::int64_t Endpoint::send(const marrow_network_operation& o) {
   Packet packet;
   packet.kind = o.kind == MARROW_NETWORK_MESSAGE ? PacketKind::message : PacketKind::value;
   packet.has_immediate = o.has_immediate ? 1 : 0;
-  packet.bytes = static_cast<std::uint16_t>(o.bytes);
-  packet.source = rank_;
+  packet.bytes = static_cast<std::uint8_t>(o.bytes) & 0x7f;
+  packet.source = static_cast<std::uint16_t>(rank_);
+  packet.number = peers_[o.peer]->packets_sent;
   std::size_t bytes = Packet::kHeader + o.bytes;
   if (packet.kind == PacketKind::message) {
     std::memcpy(packet.content.message, o.inline_data, o.bytes);
@@ -120,14 +121,19 @@ std::int64_t Endpoint::send(const marrow_network_operation& o) {
     packet.content.value.region = remote(o).id;
     packet.content.value.immediate = o.immediate;
     packet.content.value.offset = o.remote_offset;
-    std::memcpy(packet.content.value.data, o.inline_data, o.bytes);
+    const void* data = o.kind == MARROW_NETWORK_PUT
+                           ? static_cast<const void*>(local(o).data + o.local_offset)
+                           : o.inline_data;
+    std::memcpy(packet.content.value.data, data, o.bytes);
     bytes += Packet::kValueHeader;
   }
   if (bytes <= info_->tx_attr->inject_size) {
     const std::int64_t result =
         ep_->msg->inject(ep_.get(), &packet, bytes, peers_[o.peer]->address);
-    if (result == 0) complete(o.token, o.peer, MARROW_NETWORK_OK);
-    return result;
+    if (result != 0) return result;
+    ++peers_[o.peer]->packets_sent;
+    complete(o.token, o.peer, MARROW_NETWORK_OK);
+    return 0;
   }
   if (free_sends_.empty()) return -FI_EAGAIN;
   Slot& slot = *free_sends_.back();
@@ -136,6 +142,7 @@ std::int64_t Endpoint::send(const marrow_network_operation& o) {
   const std::int64_t result = ep_->msg->send(ep_.get(), slot.packet, bytes, desc,
                                              peers_[o.peer]->address, static_cast<Context*>(&slot));
   if (result != 0) return result;
+  ++peers_[o.peer]->packets_sent;
   free_sends_.pop_back();
   slot.token = o.token;
   slot.peer = o.peer;
@@ -170,7 +177,8 @@ std::int64_t Endpoint::start(const marrow_network_operation& o) {
     return 0;
   }
   switch (o.kind) {
-    case MARROW_NETWORK_PUT: return write(o);
+    case MARROW_NETWORK_PUT:
+      return o.bytes <= most_injected_ && !device && !remote(o).device ? send(o) : write(o);
     case MARROW_NETWORK_GET: return read(o);
     case MARROW_NETWORK_PUT_VALUE:
     case MARROW_NETWORK_MESSAGE: return send(o);
@@ -258,16 +266,30 @@ bool Endpoint::store_value(std::uint32_t source, const Packet& packet) {
   return true;
 }
 
+/// Whether no packet of its source is missing before it.
+bool Endpoint::follows(const Packet& packet) {
+  if (!numbers_packets_) return true;
+  Peer& peer = *peers_[packet.source];
+  if (packet.number == peer.packets_taken) {
+    ++peer.packets_taken;
+    return true;
+  }
+  peer_down(packet.source,
+            cat("the connection from rank ", packet.source, " at ", peer.where, " broke, and ",
+                packet.number - peer.packets_taken, " messages were lost with it"));
+  return false;
+}
+
 std::uint32_t Endpoint::take_packet(const Packet& packet, std::size_t bytes) {
   const std::uint32_t source = packet.source;
-  if (bytes < Packet::kHeader || source >= nranks_) return 0;
+  if (bytes < Packet::kHeader || source >= nranks_ || !follows(packet)) return 0;
   if (packet.kind == PacketKind::message) {
     if (packet.bytes > MARROW_NETWORK_MAX_MESSAGE || bytes != Packet::kHeader + packet.bytes)
       return 0;
     events_.message(events_.user, source, packet.content.message, packet.bytes);
     return 1;
   }
-  if (packet.bytes > MARROW_NETWORK_MAX_INLINE ||
+  if (packet.bytes > sizeof(packet.content.value.data) ||
       bytes != Packet::kHeader + Packet::kValueHeader + packet.bytes)
     return 0;
   // A region that was closed meanwhile: its sequence counts all the same.
