@@ -385,6 +385,25 @@ INSTANTIATE_TEST_SUITE_P(Each, VerbsEvents,
                          ::testing::Values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16,
                                            17, 18, 99));
 
+/// The news that a peer is gone and an operation's failure come in the same pass: it is said once, by
+/// whichever was first.
+TEST_F(VerbsFaults, APeerThatEndsWhileAnOperationFailsIsSaidOnce) {
+  Sides net("verbs", kProvider);
+  ASSERT_EQ(net.problem, "");
+  ASSERT_EQ(net.run(0, net.message(0, 1, "x")), MARROW_NETWORK_OK);
+  for (int i = 0; i < 4; ++i) ASSERT_EQ(net[0].post(net.message(0, 1, "under way")), 1);
+  std::this_thread::sleep_for(milliseconds(20));
+  net.close(1);
+  std::this_thread::sleep_for(milliseconds(50));  // both wait now
+  faulty::on_completion([](verbs::ibv_wc& wc) {
+    if (!(wc.wr_id >> 63)) wc.status = verbs::IBV_WC_RETRY_EXC_ERR;
+  });
+  EXPECT_TRUE(net.until([&] { return net[0].done.size() == 5; }));
+  for (int i = 0; i < 100; ++i) net[0].step();
+  EXPECT_THAT(net[0].down[1], HasSubstr("IBV_WC_RETRY_EXC_ERR"));
+  EXPECT_EQ(net.run(0, net.message(0, 1, "y")), MARROW_NETWORK_PEER_FAILED);
+}
+
 /// All of a failing device's peers at once, and nobody waits for completions that a dead NIC never gives.
 TEST_F(VerbsFaults, ADeadDeviceFailsEveryPeerAtOnce) {
   Sides net("verbs", "provider=faulty&credits=8", 3);

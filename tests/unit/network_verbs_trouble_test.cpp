@@ -18,6 +18,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "unit/network_sides.hpp"
+#include "unit/proxy_support.hpp"
 
 namespace marrow::test {
 namespace {
@@ -196,6 +197,69 @@ TEST(VerbsTrouble, AnOperationThatTheNicFailsIsNamedWithItsPeerAndCause) {
     const std::string& sentence = net[0].down.count(1) ? net[0].down[1] : net[1].down[0];
     EXPECT_THAT(sentence, AllOf(HasSubstr("rank "), HasSubstr("softnic0"), HasSubstr("IBV_WC_")));
     EXPECT_TRUE(net.until([&] { return net[0].done.size() == posted; })) << fault;
+  }
+}
+
+// --- the proxy path over it -----------------------------------------------------------------------
+
+MARROW_KERNEL until_it_fails(DeviceCommunicator comm, WindowHandle window, int peer, Status* out) {
+  Gin gin(comm, 0);
+  std::uint64_t old = 0;
+  Status status = Status::ok;
+  while (status == Status::ok) status = gin.fetch_add(peer, window, 0, 1, &old);
+  *out = status;
+}
+MARROW_KERNEL wait_for_ever(DeviceCommunicator comm, Status* out) {
+  *out = Gin(comm, 0).wait_signal(3, 1);
+}
+
+/// Rank 1 of three is killed: whoever works with it or waits returns in time, and is told why.
+TEST(VerbsTrouble, SurvivorsReturnFromOperationsOnAKilledRank) {
+  ProxyOptions options;
+  options.parameters.set("MARROW_NETWORK", "verbs");
+  options.wait_ns = 3'000'000'000;
+  const UniqueId id = UniqueId::create();
+  std::vector<pid_t> children;
+  for (int r = 0; r < 3; ++r) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      try {
+        ProxyRank rank(id, 3, r, options);
+        rank.bootstrap().barrier();
+        if (r == 1) {
+          std::this_thread::sleep_for(milliseconds(100));
+          ::kill(::getpid(), SIGKILL);
+        }
+        const auto start = steady_clock::now();
+        Status status = Status::ok;
+        rank.run(1, 1, until_it_fails, rank.window, 1, &status);
+        EXPECT_EQ(status, Status::peer_failed);
+        EXPECT_LT(steady_clock::now() - start, milliseconds(3000));
+        auto errors = rank.errors();
+        while (errors.empty() && steady_clock::now() - start < milliseconds(5000)) {
+          std::this_thread::sleep_for(milliseconds(1));
+          errors = rank.errors();
+        }
+        EXPECT_FALSE(errors.empty());
+        if (!errors.empty()) {
+          EXPECT_EQ(errors[0].first, 1);
+          EXPECT_THAT(errors[0].second.sentence(), HasSubstr("rank 1"));
+        }
+        rank.run(1, 1, wait_for_ever, &status);  // bounded
+        EXPECT_NE(status, Status::ok);
+        rank.abandon();
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << r << ": " << error.what();
+      }
+      ::_exit(::testing::Test::HasFailure() ? 1 : 0);
+    }
+    children.push_back(pid);
+  }
+  for (int r = 0; r < 3; ++r) {
+    int status = 0;
+    ::waitpid(children[static_cast<std::size_t>(r)], &status, 0);
+    EXPECT_TRUE(r == 1 ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        << "rank " << r;
   }
 }
 

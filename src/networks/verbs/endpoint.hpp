@@ -89,6 +89,7 @@ class Endpoint final : private Connectable {
     bool may_send = false;  ///< said before the queue pair was here
     bool owes = false;      ///< in owing_
     bool aborted_here = false;
+    std::string end;                  ///< why it is in closing_
     std::optional<std::string> down;  ///< to be said in progress()
     base::Deadline drained_by;
     std::atomic<bool> aborted{false};

@@ -41,9 +41,7 @@ std::uint32_t Endpoint::progress() {
     std::vector<std::uint32_t> now;
     now.swap(closing_);
     for (const std::uint32_t r : now) {
-      std::string sentence = std::move(*peers_[r]->down);
-      peers_[r]->down.reset();
-      fail(r, std::move(sentence));
+      fail(r, std::move(peers_[r]->end));  // unless an operation has told of it already
     }
   }
   if (!failing_.empty()) look_after_failed();
@@ -86,7 +84,7 @@ void Endpoint::take_news() {
       case News::failed: fail(news.peer, std::move(news.sentence)); break;
       case News::closed:
         if (peer.stage == Stage::broken) break;
-        peer.down =
+        peer.end =
             cat("rank ", news.peer, news.on_purpose ? " closed its endpoint" : "'s process ended",
                 "; look for the first error of that rank");
         closing_.push_back(news.peer);
