@@ -3,7 +3,7 @@
 // stores a completion, without checking anything. Both are posted to by the same kernel code (a 64-byte entry as
 // four 16-byte stores, one release of system scope, a doorbell) and both run in this program; a third row is the
 // public API on the engine. Every data byte is checked at the end of a row.
-//   marrow_gda_engine --json FILE
+//   marrow_gda_engine [--json FILE] [--one-gpu]    --one-gpu: both ranks on GPU 0; to compare builds, not with limits
 #include <unistd.h>
 
 #include <cstring>
@@ -151,42 +151,47 @@ struct Engine {
   marrow::DeviceCommunicator comm;
   marrow::WindowHandle source, target;
   std::uint64_t* indices;  ///< of each queue, kept between kernels
+  /// By value: what a poster reads from memory it would read again after each acquire, which the bare one's need not.
   struct At {
-    const Engine* e;
-    marrow::GdaQueue* q;
+    std::byte* sq;
+    std::uint64_t* doorbell;
+    const std::uint32_t* cq;
+    std::uint64_t target, source;
+    std::uint32_t qpn, mask, rkey, lkey;
     std::uint64_t index;
     __device__ void entry(std::uint64_t i, std::uint32_t source, std::uint32_t to,
                           std::uint32_t bytes, uint4 (&w)[4]) const {
       using marrow::mlx5::to_big32;
-      const std::uint64_t remote = e->target.gda_base[1] + to;
-      const std::uint64_t local = e->source.gda_local + source;
+      const std::uint64_t remote = target + to;
+      const std::uint64_t local = this->source + source;
       w[0] = uint4{marrow::mlx5::control_word(marrow::mlx5::kWrite, static_cast<std::uint16_t>(i)),
-                   q->qpn | to_big32(3), std::uint32_t{marrow::mlx5::kCompletionAlways} << 24, 0};
+                   qpn | to_big32(3), std::uint32_t{marrow::mlx5::kCompletionAlways} << 24, 0};
       w[1] = uint4{to_big32(static_cast<std::uint32_t>(remote >> 32)),
-                   to_big32(static_cast<std::uint32_t>(remote)), e->target.gda_rkey[1], 0};
-      w[2] = uint4{to_big32(bytes), e->source.gda_lkey,
-                   to_big32(static_cast<std::uint32_t>(local >> 32)),
+                   to_big32(static_cast<std::uint32_t>(remote)), rkey, 0};
+      w[2] = uint4{to_big32(bytes), lkey, to_big32(static_cast<std::uint32_t>(local >> 32)),
                    to_big32(static_cast<std::uint32_t>(local))};
       w[3] = uint4{};
     }
     __device__ uint4* slot(std::uint64_t i) const {
-      return reinterpret_cast<uint4*>(q->sq + (i & q->mask) * 64);
+      return reinterpret_cast<uint4*>(sq + (i & mask) * 64);
     }
     __device__ void ring(std::uint64_t end) const {
-      release64(q->doorbell,
-                std::uint64_t{q->qpn} << 32 |
+      release64(doorbell,
+                std::uint64_t{qpn} << 32 |
                     marrow::mlx5::to_big32(static_cast<std::uint32_t>(end & 0xffff) << 8));
     }
     __device__ bool done(std::uint64_t end) const {
-      const std::uint32_t word = acquire32(q->cq + ((end - 1) & q->mask) * 16);
-      return marrow::mlx5::cqe_valid(word, end - 1, q->mask + 1) &&
+      const std::uint32_t word = acquire32(cq + ((end - 1) & mask) * 16);
+      return marrow::mlx5::cqe_valid(word, end - 1, mask + 1) &&
              marrow::mlx5::cqe_opcode(word) == marrow::mlx5::kRequester;
     }
   };
   __device__ At at(int q) const {
     auto* queues =
         reinterpret_cast<marrow::GdaQueue*>(const_cast<marrow::GdaDevice*>(comm.gda) + 1);
-    return {this, queues + q * comm.nranks + 1, indices[q]};
+    const marrow::GdaQueue& queue = queues[q * comm.nranks + 1];
+    return {queue.sq,  queue.doorbell, queue.cq,           target.gda_base[1], source.gda_local,
+            queue.qpn, queue.mask,     target.gda_rkey[1], source.gda_lkey,    indices[q]};
   }
 };
 
@@ -486,12 +491,12 @@ void engine_rows(Bench& b, marrow::Communicator& comm, marrow::Window& source,
   device.close();
 }
 
-void run_rank(const marrow::UniqueId& id, int rank) {
-  must(cudaSetDevice(rank), "device");
+void run_rank(const marrow::UniqueId& id, int rank, int gpu) {
+  must(cudaSetDevice(gpu), "device");
   cudaStream_t stream{};
   must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
   marrow::Config config;
-  config.place = marrow::Place::gpu(rank, stream);
+  config.place = marrow::Place::gpu(gpu, stream);
   config.parameters = {{"MARROW_PATH", "gda"},
                        {"MARROW_NIC", "softnic"},
                        {"MARROW_SOFTNIC", "engine=gpu"},
@@ -554,18 +559,23 @@ int main(int argc, char** argv) {
   ::alarm(60);
   // A kernel that is loaded when it is first launched would wait for the engines, which never end.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  const char* json = argc > 2 && !std::strcmp(argv[1], "--json") ? argv[2] : nullptr;
+  const char* json = nullptr;
+  int gpus = 2;
+  for (int i = 1; i < argc; ++i) {
+    if (!std::strcmp(argv[i], "--json") && i + 1 < argc) json = argv[++i];
+    if (!std::strcmp(argv[i], "--one-gpu")) gpus = 1;
+  }
   int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count < 2) {
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count < gpus) {
     std::fprintf(stderr, "gda_engine: needs two GPUs\n");
     return 77;
   }
   const marrow::UniqueId id = marrow::UniqueId::create();
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < 2; ++rank) {
-    ranks.emplace_back([&id, rank] {
+    ranks.emplace_back([&id, rank, gpus] {
       try {
-        run_rank(id, rank);
+        run_rank(id, rank, rank % gpus);
       } catch (const std::exception& error) {
         std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
         std::exit(1);

@@ -3,7 +3,8 @@
 # Checks softnic's GPU engine, then measures it against a bare engine of the same run; the last lines are a table with
 # limits, and OUT/gda-engine.json holds all figures (bench/schema.json). Needs two GPUs.
 #   bench/gpu/gda_engine.sh BUILD [OUT]    BUILD: a build tree, or a folder with its programs
-#   WQES=N MODEL_SECONDS=S                 how long the comparison with the model of the NIC is
+#   WQES=N MODEL_SECONDS=S                 how long the comparison with the model of the NIC is, posted to by CPUs
+#   POSTED=N POSTED_SECONDS=S              ... and posted to by the GPU; 10^8 takes about a minute
 #   SECONDS_PER_MATRIX=20                  how long each conformance matrix runs; 0: not at all
 #   REPEAT=3                               how often the figures are taken; the table has the median
 set -u
@@ -32,6 +33,7 @@ step() {  # step LIMIT PROGRAM ARGS...: prints the end of what it says
 bench=$(find_program marrow_gda_engine) conformance=$(find_program marrow_conformance_gpu)
 echo "== checks"
 step $((${MODEL_SECONDS:-20} + 60)) "$(find_program softnic_engine_test)" --wqes "${WQES:-1000000}" --seconds "${MODEL_SECONDS:-20}"
+step $((${POSTED_SECONDS:-20} + 60)) "$(find_program softnic_posted_gpu_test)" --wqes "${POSTED:-5000000}" --seconds "${POSTED_SECONDS:-20}"
 limit=${SECONDS_PER_MATRIX:-20}
 if [ "$limit" != 0 ]; then
   for as in threads processes; do

@@ -13,8 +13,12 @@ namespace {
 
 /// WQEs that one look serves: a lane each.
 constexpr std::uint32_t kRun = 32;
-/// Empty looks in a row after which a warp leaves its SM to the others for a moment, and for longer.
-constexpr std::uint32_t kEmptyLooks = 64, kManyEmptyLooks = 4096;
+/// How long a warp rests after so many empty looks in a row: loads that are under way hold up the SM's fences and its
+/// copy engine (1 MiB with 64 idle queues took 33.3 us, with two 28.5). A queue that was idle for milliseconds is seen
+/// a microsecond later for that.
+__device__ __forceinline__ std::uint32_t rest_after(std::uint32_t empty_looks) {
+  return empty_looks > 2048 ? 2000 : empty_looks > 512 ? 500 : empty_looks > 64 ? 100 : 0;
+}
 /// How often a warp with more queues than fit here turns to those.
 constexpr std::uint32_t kLooksBeforeFar = 4;
 
@@ -249,8 +253,8 @@ __device__ __forceinline__ Found fast_loop(unsigned warp, unsigned lane, std::ui
         found.event = Event::far;
         break;
       }
-      ++empty;
-      if (!watches || empty > kEmptyLooks) __nanosleep(empty > kManyEmptyLooks ? 400 : 100);
+      const std::uint32_t rest = watches ? rest_after(++empty) : 2000;
+      if (rest != 0) __nanosleep(rest);
       continue;
     }
     if (__any_sync(kAll, called)) break;
