@@ -153,22 +153,23 @@ class SoftnicGpuBlock : public ::testing::Test {
 
 TEST_F(SoftnicGpuBlock, RunsOfSmallWritesOnManyQueues) {
   start();
-  constexpr std::uint32_t kQueues = 17;  // more than warps
+  constexpr std::uint32_t kQueues = kWorkers + 2, kEach = 12;
   for (std::uint32_t q = 0; q < kQueues; ++q) add_queue(q);
   for (int round = 0; round < 2; ++round) {
     for (std::uint32_t q = 0; q < kQueues; ++q) {
-      for (std::uint32_t i = 0; i < 30; ++i) {
-        const std::uint64_t at = (q * 256 + round * 30 + i) * 8;
+      for (std::uint32_t i = 0; i < kEach; ++i) {
+        const std::uint64_t at = (q * 256 + round * kEach + i) * 8;
         post(*queues_[q], q, kWrite, remote(at), local(at, 8));
       }
       ring(*queues_[q], q);
     }
     for (std::uint32_t q = 0; q < kQueues; ++q) {
-      for (std::uint32_t i = 0; i < 30; ++i) ASSERT_EQ(poll(*queues_[q]), 0) << "queue " << q;
+      for (std::uint32_t i = 0; i < kEach; ++i) ASSERT_EQ(poll(*queues_[q]), 0) << "queue " << q;
     }
   }
   for (std::uint32_t q = 0; q < kQueues; ++q) {
-    for (std::uint32_t i = 0; i < 60; ++i) ASSERT_EQ(target_[q * 256 + i], source_[q * 256 + i]);
+    for (std::uint32_t i = 0; i < 2 * kEach; ++i)
+      ASSERT_EQ(target_[q * 256 + i], source_[q * 256 + i]);
   }
 }
 
