@@ -245,6 +245,10 @@ class MARROW_API Group {
   std::vector<bool> agree(std::chrono::milliseconds deadline = std::chrono::seconds(30),
                           void* stream = nullptr);
 
+  /// For measuring: two words in device memory, or null to stop. Every later dispatch and combine kernel raises
+  /// times[0] to the complement of when its first block started and times[1] to when its last block ended, both in ns of the global timer.
+  void record_times(std::uint64_t* times);
+
   /// Collective: frees everything. The stream must be idle.
   void close();
 

@@ -96,6 +96,7 @@ class Group::State {
   }
 
   const Config& config() const { return config_; }
+  void record_times(std::uint64_t* times) { times_ = times; }
   const Plan& plan() const { return plan_; }
   Communicator& comm() { return comm_; }
 
@@ -251,7 +252,7 @@ class Group::State {
   Target target(void* stream) const {
     Place place = comm_.place();
     if (stream) place.stream = stream;
-    return {place, blocks_, config_.threads};
+    return {place, blocks_, config_.threads, times_};
   }
   void synchronize(void* stream) { launches_.synchronize(target(stream).place); }
 
@@ -319,6 +320,7 @@ class Group::State {
   std::uint64_t sent_ = 0;
   int dispatches_ = 0;                  ///< in flight
   std::vector<CombineInput> combines_;  ///< in flight
+  std::uint64_t* times_ = nullptr;
   bool closed_ = false;
 };
 
@@ -384,6 +386,7 @@ void Group::reset_report(void* stream) { (void)state_->report(stream, true); }
 std::vector<bool> Group::agree(std::chrono::milliseconds deadline, void* stream) {
   return state_->agree(deadline, stream);
 }
+void Group::record_times(std::uint64_t* times) { state_->record_times(times); }
 void Group::close() {
   if (state_) state_->close();
 }

@@ -22,6 +22,7 @@ struct Target {
   Place place;
   int blocks;   ///< of a kernel that uses all it may
   int threads;  ///< a block
+  std::uint64_t* times;  ///< see Group::record_times
 };
 
 /// Phases of one call.

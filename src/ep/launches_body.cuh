@@ -48,6 +48,7 @@ inline void run_dispatch(const Target& t, const DeviceCommunicator& comm, const 
   a.out_rows = static_cast<std::byte*>(out.rows);
   a.out_scales = static_cast<std::byte*>(out.scales);
   a.handle = handle;
+  a.times = t.times;
   const auto kernel = s.fp8 ? &dispatch_kernel<true> : &dispatch_kernel<false>;
   const std::size_t place_bytes = s.place_in_block ? place_memory(s).bytes : 0;
   const std::size_t shared = std::max(sizeof(SendMemory), place_bytes);
@@ -83,6 +84,7 @@ inline void run_combine(const Target& t, const DeviceCommunicator& comm, const W
   a.rows = static_cast<const std::byte*>(in.rows);
   a.out_rows = static_cast<std::byte*>(out.rows);
   a.handle = handle;
+  a.times = t.times;
   a.exact = in.mode == CombineMode::exact;
   a.weighted = in.weighted;
   const auto kernel = a.exact || s.rank_major ? &combine_kernel<false> : &combine_kernel<true>;

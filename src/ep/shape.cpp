@@ -129,7 +129,8 @@ Plan make_plan(const Config& c, int rank, const std::vector<bool>& far) {
   const std::uint64_t R = static_cast<std::uint64_t>(s.ranks);
   const std::uint64_t K = static_cast<std::uint64_t>(s.top_k);
   s.meta_stride = 16 + M * (s.id_cells + s.weight_cells) * 16;
-  s.record_stride = round_up(sizeof(Record) + K * 8, 16);
+  s.record_rows = (s.top_k + 3) / 4 * 4;
+  s.record_stride = sizeof(Record) + static_cast<std::uint64_t>(s.record_rows) * 8;
 
   std::uint64_t at = 0;
   const auto take = [&at](std::uint64_t bytes) {

@@ -8,7 +8,7 @@
 // fp8: the extra cell holds the four scales of its quad's 512 channels. No cell of a fp8 row ever ends in an all-ones word
 // (a NaN is 0x7f, scales are no NaN), so all-ones, the sentinel, means "not here yet".
 // Raw rows may hold anything: the lowest bit of each cell's last word is cleared, and the extra cell holds the 32
-// bits that were there: {bits, 0, 0, epoch}.
+// bits that were there: {0, 0, bits, epoch}.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +24,15 @@ inline constexpr std::uint32_t kSentinel = 0xffffffffu;
 inline constexpr int kIdsPerCell = 6;      // int16 in 12 bytes; the last word is the epoch
 inline constexpr int kWeightsPerCell = 3;  // float
 
-/// Expert rows of one token that a rank received, as combine needs them.
+/// Expert rows of one token that a rank received, as combine needs them. By entry; if rows were placed by a kernel of
+/// their own, by slot.
 struct Record {
   std::int16_t count;    ///< experts of ours the token chose
   std::int16_t ordinal;  ///< how many lower ranks it chose
   std::int32_t slot;     ///< source * M + token
   std::int32_t reserved[2];
-  // Then K x int32 rows (l * C + i, or -1: dropped), K x float weights; `count` of each are set.
+  // Then int32 rows (l * C + i, or -1: dropped), then float weights; `count` of each are set. There is room for K of
+  // each, rounded up to 4, so that both are read 16 bytes at a time.
 };
 static_assert(sizeof(Record) == 16);
 
@@ -84,6 +86,7 @@ struct Shape {
   std::int32_t combine_quads;
   std::int32_t id_cells, weight_cells;
   std::int32_t mask_words;  ///< of one source: bits of its tokens
+  std::int32_t record_rows;  ///< K rounded up to 4
   std::int32_t per_token;   ///< min(K, most_local): rows a token can have here
   std::uint8_t fp8, rank_major, column_major, power_of_two, packed, place_in_block, far_any,
       reserved;
@@ -122,7 +125,7 @@ struct Shape {
 
 /// Shared memory of a receiving block that places rows itself.
 struct PlaceMemory {
-  std::uint32_t masks, prefixes, any, any_prefix, ids, list, counts, bytes;
+  std::uint32_t masks, prefixes, any, any_prefix, ids, list, counts, bases, bytes;
 };
 /// Columns that rows are counted in: experts, or (rank-major) one.
 MARROW_HOST_DEVICE constexpr int columns_of(const Shape& s) { return s.rank_major ? 1 : s.local; }
@@ -147,7 +150,8 @@ MARROW_HOST_DEVICE inline PlaceMemory place_memory(const Shape& s) {
   m.any_prefix = take(static_cast<std::uint32_t>(any_words(s)) * 4);
   m.ids = take(slots * s.top_k * 2);
   m.list = take(slots * 4);
-  m.counts = take((columns + s.ranks + 8) * 4);
+  m.counts = take(columns * 4);
+  m.bases = take(columns * 4);
   m.bytes = at;
   return m;
 }

@@ -258,7 +258,7 @@ class Checker {
     return row;
   }
   std::vector<std::uint8_t> opaque_scales(int rank, int batch, int token) const {
-    std::vector<std::uint8_t> bytes(c_.scale_bytes);
+    std::vector<std::uint8_t> bytes(c_.payload == ep::Payload::opaque ? c_.scale_bytes : 0);
     for (std::size_t i = 0; i < bytes.size(); ++i)
       bytes[i] = static_cast<std::uint8_t>(
           mix(row_seed(rank, batch, token) + 99, i) % 5 ? mix(i, rank) : 0xff);
@@ -269,17 +269,18 @@ class Checker {
     return random_bf16(mix(mix(mix(s_.seed + 31, id * 1000 + batch), slot), i));
   }
 
- private:
-  bool lost(int rank) const { return !s_.failed.empty() && s_.failed[rank]; }
-  void step(int batch, int which) {
-    if (s_.before) s_.before(batch, which);
-  }
-
   struct Buffers {
     void *rows, *scales, *y, *ys, *z, *out;
     std::int64_t* ids;
     float* weights;
   };
+  const Buffers& buffers(int lane) const { return buffers_[static_cast<std::size_t>(lane)]; }
+
+ private:
+  bool lost(int rank) const { return !s_.failed.empty() && s_.failed[rank]; }
+  void step(int batch, int which) {
+    if (s_.before) s_.before(batch, which);
+  }
 
   ep::Handle handle(int batch) const { return group_.handle(batch % c_.handles); }
 
@@ -370,6 +371,22 @@ class Checker {
     }
   }
 
+ public:
+  /// Ranges of bytes of a row that are not as expected.
+  static std::string wrong_bytes(const std::vector<std::uint8_t>& y, std::size_t index,
+                                 const std::vector<std::uint8_t>& expected) {
+    std::string text;
+    std::size_t from = expected.size();
+    for (std::size_t i = 0; i <= expected.size() && text.size() < 100; ++i) {
+      const bool wrong = i < expected.size() && y[index * expected.size() + i] != expected[i];
+      if (wrong && from > i) from = i;
+      if (wrong || from >= i) continue;
+      text += " " + std::to_string(from) + "-" + std::to_string(i - 1);
+      from = expected.size();
+    }
+    return text;
+  }
+
   std::string check_dispatch(int batch, int lane) {
     const ep::Handle h = handle(batch);
     const int me = comm_.rank();
@@ -397,9 +414,10 @@ class Checker {
       expected_row(from, batch, token, &bytes, &scales);
       for (std::size_t i = 0; i < bytes.size(); ++i) {
         if (y[index * bytes.size() + i] != bytes[i])
-          return where + "row " + std::to_string(index) + " byte " + std::to_string(i) + " is " +
+          return where + "row " + std::to_string(index) + " of slot " +
+                 std::to_string(source[index]) + " byte " + std::to_string(i) + " is " +
                  std::to_string(y[index * bytes.size() + i]) + ", expected " +
-                 std::to_string(bytes[i]);
+                 std::to_string(bytes[i]) + "; wrong bytes: " + wrong_bytes(y, index, bytes);
       }
       const std::size_t per = rank_major_ ? static_cast<std::size_t>(M) : C;
       for (std::size_t g = 0; g < scales.size(); ++g) {
@@ -453,6 +471,7 @@ class Checker {
     return {};
   }
 
+ private:
   /// The row that expert `id` (rank-major: its rank) gives back for slot.
   std::vector<std::uint16_t> output_row(int id, int batch, int slot) const {
     std::vector<std::uint16_t> row(static_cast<std::size_t>(c_.hidden));
@@ -500,6 +519,7 @@ class Checker {
     return before < group_.capacity();
   }
 
+ public:
   std::string check_combine(int batch, int lane, ep::CombineMode mode) {
     const int me = comm_.rank();
     const auto H = static_cast<std::size_t>(c_.hidden);
@@ -555,6 +575,7 @@ class Checker {
     return {};
   }
 
+ private:
   Scenario s_;
   Communicator& comm_;
   ep::Group group_;

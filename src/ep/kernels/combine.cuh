@@ -14,13 +14,6 @@ inline namespace gpu_device {
 inline namespace cpu_device {
 #endif
 
-/// What one worker sends of one quad: where from, where to.
-struct Outgoing {
-  std::byte* to;         ///< the row at its owner; null: nobody
-  const std::byte* row;  ///< raw rows; null: zeros
-  int slot;
-};
-
 /// Destination of row `number` (of pairs or entries), in column `column` of its token.
 MARROW_DEVICE std::byte* row_target(const Run& r, std::int64_t number, int slot, int column) {
   const Shape& s = r.s;
@@ -35,61 +28,77 @@ MARROW_DEVICE std::byte* row_target(const Run& r, std::int64_t number, int slot,
   return r.peer(source) + s.combine_at(r.set, slot - source * s.tokens, column);
 }
 
-MARROW_DEVICE const Record* record_of(const Run& r, int slot) {
-  return reinterpret_cast<const Record*>(r.local + r.handle + r.s.records +
-                                         static_cast<std::uint64_t>(slot) * r.s.record_stride);
-}
-MARROW_DEVICE const std::int32_t* rows_of(const Record* record) {
-  return reinterpret_cast<const std::int32_t*>(record + 1);
-}
+/// What one worker sends: where to, and from which row, or (kSum) what to add up.
+struct Outgoing {
+  std::byte* to = nullptr;         ///< the row at its owner; null: nobody
+  const std::byte* row = nullptr;  ///< null: zeros
+  const std::byte* record = nullptr;
+  int count = 0;
+};
 
-/// The row that pair or entry `number` stands for.
+/// Pair or entry `number`. May be called for any number below the tables' size, so that it need not wait for how many there are.
 template <bool kSum>
-MARROW_DEVICE Outgoing outgoing(const Run& r, const CombineArgs& a, std::int64_t number) {
+MARROW_DEVICE Outgoing outgoing(const Run& r, const CombineArgs& a, int number) {
   const Shape& s = r.s;
-  Outgoing out{};
-  std::int64_t row;
+  Outgoing out;
+  std::int64_t row = -1;
+  int slot;
   int column;
   if (kSum || s.rank_major) {
-    out.slot = static_cast<int>(r.table<std::uint32_t>(s.list)[number]);
-    const Record* record = record_of(r, out.slot);
-    column = record->ordinal;
-    row = kSum ? -1 : rows_of(record)[0];
+    const int at_slot =
+        s.place_in_block ? 0 : static_cast<int>(r.table<std::uint32_t>(s.list)[number]);
+    out.record = record_at(r, number, at_slot);
+    const Words16 head = load_words(out.record);
+    out.count = static_cast<std::int16_t>(head.word[0]);
+    column = static_cast<std::int16_t>(head.word[0] >> 16);
+    slot = static_cast<int>(head.word[1]);
+    if (!kSum) row = reinterpret_cast<const std::int32_t*>(out.record + sizeof(Record))[0];
   } else {
-    const Pair pair = r.table<Pair>(s.pairs)[number];
-    out.slot = pair.slot;
-    column = pair.k;
-    row = pair.row;
-    if (row <= -2) row = rows_of(record_of(r, pair.slot))[-2 - row];
+    const Words16 pair =
+        load_words(reinterpret_cast<const std::byte*>(r.table<Pair>(s.pairs) + number));
+    slot = static_cast<int>(pair.word[0]);
+    column = static_cast<int>(pair.word[1]);
+    row = static_cast<std::int64_t>(pair.word[2] | static_cast<std::uint64_t>(pair.word[3]) << 32);
+    if (row <= -2)
+      row = reinterpret_cast<const std::int32_t*>(record_at(r, 0, slot) + sizeof(Record))[-2 - row];
   }
-  out.to = row_target(r, number, out.slot, column);
+  out.to = row_target(r, number, slot, column);
   out.row = row < 0 ? nullptr : a.rows + static_cast<std::uint64_t>(row) * s.combine_stride;
   return out;
 }
 
 /// One cell of the sum of a record's rows.
-MARROW_DEVICE Words16 sum_cell(const Run& r, const CombineArgs& a, int slot, int index) {
+MARROW_DEVICE Words16 sum_cell(const Run& r, const CombineArgs& a, const Outgoing& out, int index) {
   const Shape& s = r.s;
-  const Record* record = record_of(r, slot);
-  const std::int32_t* rows = rows_of(record);
-  const auto* weights = reinterpret_cast<const float*>(rows + s.top_k);
+  const std::byte* rows = out.record + sizeof(Record);
+  const std::byte* weights = rows + static_cast<unsigned>(s.record_rows) * 4;
   float sum[8] = {};
-  const int count = record->count;
-#if defined(__CUDACC__)
-#pragma unroll 4
-#endif
-  for (int n = 0; n < count; ++n) {
-    const std::int32_t row = rows[n];
-    if (row < 0) continue;
-    const float weight = a.weighted ? weights[n] : 1.0f;
-    const Words16 v = load_words(a.rows + static_cast<std::uint64_t>(row) * s.combine_stride +
-                                 static_cast<std::uint64_t>(index) * 16);
+  for (int n = 0; n < out.count; n += 4) {
+    const Words16 row = load_words(rows + n * 4);
+    const Words16 weight = load_words(weights + n * 4);
+    Words16 v[4];
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
     for (int i = 0; i < 4; ++i) {
-      sum[i * 2] = fmaf(weight, bf16_low(v.word[i]), sum[i * 2]);
-      sum[i * 2 + 1] = fmaf(weight, bf16_high(v.word[i]), sum[i * 2 + 1]);
+      v[i] = {};
+      if (n + i < out.count && static_cast<std::int32_t>(row.word[i]) >= 0)
+        v[i] = load_words(a.rows + row.word[i] * s.combine_stride +
+                          static_cast<std::uint64_t>(index) * 16);
+    }
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int i = 0; i < 4; ++i) {
+      if (n + i >= out.count || static_cast<std::int32_t>(row.word[i]) < 0) continue;
+      const float w = a.weighted ? float_of(weight.word[i]) : 1.0f;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int x = 0; x < 4; ++x) {
+        sum[x * 2] = fmaf(w, bf16_low(v[i].word[x]), sum[x * 2]);
+        sum[x * 2 + 1] = fmaf(w, bf16_high(v[i].word[x]), sum[x * 2 + 1]);
+      }
     }
   }
   return {{to_bf16_pair(sum[0], sum[1]), to_bf16_pair(sum[2], sum[3]), to_bf16_pair(sum[4], sum[5]),
@@ -98,15 +107,17 @@ MARROW_DEVICE Words16 sum_cell(const Run& r, const CombineArgs& a, int slot, int
 
 template <bool kSum>
 MARROW_DEVICE void send_combine(const Run& r, const CombineArgs& a) {
-  constexpr int kAtOnce = kOnGpu && !kSum ? 4 : 1;
+  constexpr int kAtOnce = kWarpQuads && !kSum ? 4 : 1;
   const Shape& s = r.s;
   const int lane = thread_index() % kQuadLanes;
-  const auto worker = static_cast<std::int64_t>(block_index()) * (block_size() / kQuadLanes) +
-                      thread_index() / kQuadLanes;
-  const auto workers = static_cast<std::int64_t>(grid_size()) * (block_size() / kQuadLanes);
+  const int per_block = block_size() / kQuadLanes;
+  // Neighbouring quads to different blocks.
+  Walk walk(thread_index() / kQuadLanes * grid_size() + block_index(), per_block * grid_size(),
+            s.combine_quads);
   const auto* head = r.table<HandleHead>(0);
-  const std::int64_t numbers = kSum || s.rank_major ? head->entries : head->pairs;
-  const std::int64_t items = numbers * s.combine_quads;
+  const int numbers = kSum || s.rank_major ? head->entries : head->pairs;
+  // The first numbers are looked up before it is known how many there are.
+  const int room = s.rows_per_batch() * (kSum || s.rank_major ? 1 : s.per_token);
   if (block_index() == 0) {
     for (int i = thread_index(); i < s.ranks; i += block_size()) {
       const int peer = (s.rank + 1 + i) % s.ranks;
@@ -114,20 +125,22 @@ MARROW_DEVICE void send_combine(const Run& r, const CombineArgs& a) {
         store_cell(r.peer(peer) + s.hello_at(r.set, s.rank), epoch_cell(0, 0, 0, r.epoch));
     }
   }
-  for (std::int64_t item0 = worker; item0 < items; item0 += workers * kAtOnce) {
+  for (bool first = true; walk.number < (first ? room : numbers); first = false) {
     std::byte* to[kAtOnce];
+    int quads[kAtOnce];
     Words16 v[kAtOnce][kCellsPerLane];
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
     for (int u = 0; u < kAtOnce; ++u) {
-      const std::int64_t item = item0 + u * workers;
       to[u] = nullptr;
-      if (item >= items) continue;
-      const std::int64_t number = item / s.combine_quads;
-      const int quad = static_cast<int>(item - number * s.combine_quads);
+      const int number = walk.number;
+      const int quad = walk.quad;
+      quads[u] = quad;
+      walk.next();
+      if (number >= room) continue;
       const Outgoing out = outgoing<kSum>(r, a, number);
-      if (!out.to) continue;
+      if (number >= numbers || !out.to) continue;
       to[u] = out.to + static_cast<std::uint64_t>(quad) * kQuadCells * 16;
 #if defined(__CUDACC__)
 #pragma unroll
@@ -137,7 +150,7 @@ MARROW_DEVICE void send_combine(const Run& r, const CombineArgs& a) {
         v[u][c] = {};
         if (index >= s.combine_cells) continue;
         if constexpr (kSum) {
-          v[u][c] = sum_cell(r, a, out.slot, index);
+          v[u][c] = sum_cell(r, a, out, index);
         } else if (out.row) {
           v[u][c] = load_words(out.row + static_cast<std::uint64_t>(index) * 16);
         }
@@ -148,8 +161,7 @@ MARROW_DEVICE void send_combine(const Run& r, const CombineArgs& a) {
 #endif
     for (int u = 0; u < kAtOnce; ++u) {
       if (!to[u]) continue;
-      const std::int64_t item = item0 + u * workers;
-      const int quad = static_cast<int>(item % s.combine_quads);
+      const int quad = quads[u];
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
@@ -243,15 +255,14 @@ MARROW_DEVICE void add_columns(const Run& r, const Columns& columns, std::byte* 
 MARROW_DEVICE void receive_combine(const Run& r, const CombineArgs& a) {
   const Shape& s = r.s;
   const int lane = thread_index() % kQuadLanes;
-  const auto worker = static_cast<std::int64_t>(block_index()) * (block_size() / kQuadLanes) +
-                      thread_index() / kQuadLanes;
-  const auto workers = static_cast<std::int64_t>(grid_size()) * (block_size() / kQuadLanes);
-  const std::int64_t items =
-      static_cast<std::int64_t>(r.table<HandleHead>(0)->tokens) * s.combine_quads;
+  const int per_block = block_size() / kQuadLanes;
+  Walk walk(thread_index() / kQuadLanes * grid_size() + block_index(), per_block * grid_size(),
+            s.combine_quads);
+  const int tokens = r.table<HandleHead>(0)->tokens;
   const bool by_choice = a.exact && !s.rank_major;
-  for (std::int64_t item = worker; item < items; item += workers) {
-    const int token = static_cast<int>(item / s.combine_quads);
-    const int quad = static_cast<int>(item - static_cast<std::int64_t>(token) * s.combine_quads);
+  for (; walk.number < tokens; walk.next()) {
+    const int token = walk.number;
+    const int quad = walk.quad;
     const std::uint64_t first = static_cast<std::uint64_t>(token) * s.top_k;
     const auto* own_rank = r.table<std::int16_t>(by_choice ? s.own_rank : s.own_sorted) + first;
     const auto* own_weights = r.table<float>(s.own_weights) + first;
@@ -320,15 +331,16 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
   const std::uint64_t sent = load_relaxed<Scope::device>(&control->combine_sent);
   const std::uint64_t received = load_relaxed<Scope::device>(&control->combine_received);
   const bool failed = load_relaxed<Scope::device>(&control->any_failed) != 0;
-  if (a.send) send_combine<kSum>(Run(comm, window, s, a.handle, sent, start, failed), a);
-  if (a.receive) receive_combine(Run(comm, window, s, a.handle, received, start, failed), a);
-  end_of_kernel(&control->arrived[1], [&] {
+  all_have_read(&control->arrived[1], sent ^ received ^ (failed ? 1 : 0), [&] {
     if (a.send) store_relaxed<Scope::device>(&control->combine_sent, sent + 1);
     if (a.receive) {
       store_relaxed<Scope::device>(&control->combine_received, received + 1);
       add_relaxed<Scope::device>(&control->combines, 1);
     }
   });
+  if (a.send) send_combine<kSum>(Run(comm, window, s, a.handle, sent, start, failed), a);
+  if (a.receive) receive_combine(Run(comm, window, s, a.handle, received, start, failed), a);
+  note_times(a.times, start);
 }
 
 }  // namespace cpu_device / gpu_device

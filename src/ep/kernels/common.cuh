@@ -16,7 +16,13 @@ inline namespace gpu_device {
 inline namespace cpu_device {
 #endif
 
-inline constexpr int kQuadLanes = kOnGpu ? 32 : 1;
+#if defined( \
+    MARROW_EP_WARP_QUADS)  // the GPU's division of work on the CPU device, with MARROW_CPU_LANES=32: for tests
+inline constexpr bool kWarpQuads = true;
+#else
+inline constexpr bool kWarpQuads = kOnGpu;
+#endif
+inline constexpr int kQuadLanes = kWarpQuads ? 32 : 1;
 inline constexpr int kCellsPerLane = kQuadCells / kQuadLanes;
 
 struct DispatchArgs {
@@ -30,12 +36,14 @@ struct DispatchArgs {
   std::uint64_t handle;  ///< its offset in the window
   std::int32_t tokens;
   std::int32_t send_blocks;   ///< blocks 0 .. send_blocks-1 send; 0: this kernel only receives
+  std::uint64_t* times;       ///< see Group::record_times
   std::int32_t receive_from;  ///< blocks from this one on receive; grid: none
 };
 
 struct CombineArgs {
   const std::byte* rows;
   std::byte* out_rows;
+  std::uint64_t* times;
   std::uint64_t handle;
   std::uint8_t exact, weighted, send, receive;
   std::uint8_t reserved[4];
@@ -56,6 +64,8 @@ MARROW_DEVICE std::byte* peer_base(const DeviceCommunicator& comm, const WindowH
 MARROW_DEVICE std::uint32_t mark_of(const Cell16& cell) {
   return static_cast<std::uint32_t>(cell.high >> 32);
 }
+/// A value of one word belongs into c, beside the epoch: ptxas (CUDA 13.0) loads only those words of a 128-bit cell that are used, each
+/// with an instruction of its own, and words that are not neighbours are then seen half old, half new.
 MARROW_DEVICE Cell16 epoch_cell(std::uint32_t a, std::uint32_t b, std::uint32_t c,
                                 std::uint32_t epoch) {
   return {a | static_cast<std::uint64_t>(b) << 32, c | static_cast<std::uint64_t>(epoch) << 32};
@@ -69,7 +79,8 @@ MARROW_DEVICE Cell16 sentinel_cell() { return {kSentinelWord, kSentinelWord}; }
 /// 16 bytes of the caller's.
 MARROW_DEVICE Words16 load_words(const std::byte* p) {
 #if defined(__CUDA_ARCH__)
-  const uint4 v = __ldg(reinterpret_cast<const uint4*>(p));
+  // No read-only load: a kernel that is launched early starts before the one that writes these.
+  const uint4 v = *reinterpret_cast<const uint4*>(p);
   return {{v.x, v.y, v.z, v.w}};
 #else
   Words16 v;
@@ -152,6 +163,12 @@ struct Run {
   }
 };
 
+/// The record of an entry. @param slot  looked at only if rows were placed by a kernel of their own
+MARROW_DEVICE std::byte* record_at(const Run& r, int entry, int slot) {
+  return r.local + r.handle + r.s.records +
+         static_cast<std::uint64_t>(r.s.place_in_block ? entry : slot) * r.s.record_stride;
+}
+
 /// Waits for something of one source. All blocks of a kernel must judge alike whether a source is in time, since rows are
 /// placed by what all sources sent. A block that waited for long, or gives up, writes its verdict, and the first one
 /// counts; those that hardly waited need none, as by the deadline everybody sees what they saw.
@@ -181,11 +198,60 @@ MARROW_DEVICE bool wait_for_source(const Run& r, int source, Ready&& ready) {
   return true;
 }
 
-/// The last block to get here runs last(): what the next kernel reads. (The end of the kernel publishes it.)
-template <class Last>
-MARROW_DEVICE void end_of_kernel(std::uint64_t* arrived, Last&& last) {
+/// block_sync for lanes that come one by one, from waits of their own.
+MARROW_DEVICE void meet() {
+  warp_sync(full_mask());
   block_sync();
+}
+
+/// For Group::record_times, at the end of a kernel.
+MARROW_DEVICE void note_times(std::uint64_t* times, std::uint64_t start) {
+  if (!times) return;
+  meet();
   if (thread_index() != 0) return;
+  fetch_max_relaxed<Scope::device>(times, ~start);
+  fetch_max_relaxed<Scope::device>(times + 1, now_ns());
+}
+
+/// Walks through (number, quad) pairs, `workers` apart, with one division.
+struct Walk {
+  int number;
+  int quad;
+  int step_number;
+  int step_quad;
+  int quads;
+  MARROW_DEVICE Walk(int worker, int workers, int of_row)
+      : number(worker / of_row),
+        quad(worker - number * of_row),
+        step_number(workers / of_row),
+        step_quad(workers - step_number * of_row),
+        quads(of_row) {}
+  MARROW_DEVICE void next() {
+    number += step_number;
+    quad += step_quad;
+    if (quad >= quads) {
+      quad -= quads;
+      ++number;
+    }
+  }
+};
+
+/// Adds to a word of shared memory. (As an instruction for shared memory, not one for any.)
+MARROW_DEVICE void add_shared(std::uint32_t* word, std::uint32_t n) {
+#if defined(__CUDA_ARCH__)
+  atomicAdd(word, n);
+#else
+  (void)fetch_add_relaxed<Scope::block>(word, n);
+#endif
+}
+
+/// Once every block has read the numbers of the batch, the last one runs last(), which counts on: nobody waits for
+/// that, and the next kernel, which starts after this one, reads it. (By the block's last thread: others are busier.)
+/// @param read  a value that all threads have loaded; what they loaded before it, too
+template <class Last>
+MARROW_DEVICE void all_have_read(std::uint64_t* arrived, std::uint64_t read, Last&& last) {
+  meet();
+  if (thread_index() != block_size() - 1 || read == ~std::uint64_t{0}) return;
   if (fetch_add_relaxed<Scope::device>(arrived, std::uint64_t{1}) + 1 !=
       static_cast<std::uint64_t>(grid_size()))
     return;
@@ -199,18 +265,18 @@ MARROW_DEVICE std::uint32_t block_sum(std::uint32_t* memory, std::uint32_t value
                                       std::uint32_t* total) {
   const int t = thread_index();
   const int n = block_size();
-  block_sync();
+  meet();
   memory[t] = value;
-  block_sync();
+  meet();
   for (int step = 1; step < n; step *= 2) {
     const std::uint32_t below = t >= step ? memory[t - step] : 0;
-    block_sync();
+    meet();
     memory[t] += below;
-    block_sync();
+    meet();
   }
   const std::uint32_t sum = memory[t];
   *total = memory[n - 1];
-  block_sync();
+  meet();
   return sum - value;
 }
 

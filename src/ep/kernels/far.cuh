@@ -72,9 +72,7 @@ MARROW_DEVICE Status far_combine(const Run& r, const Gin<>& gin, int peer, bool 
       column = pair.k;
     } else {
       slot = static_cast<int>(r.table<std::uint32_t>(s.list)[number]);
-      column = reinterpret_cast<const Record*>(r.local + r.handle + s.records +
-                                               static_cast<std::uint64_t>(slot) * s.record_stride)
-                   ->ordinal;
+      column = reinterpret_cast<const Record*>(record_at(r, number, slot))->ordinal;
     }
     if (slot / s.tokens != peer) continue;
     status = far_put(
@@ -107,7 +105,7 @@ MARROW_KERNEL far_put_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
       status = gin.signal(peer, SignalAdd{(a.combine ? s.ranks : 0) + s.rank, 1}, Block{},
                           r.time_left());
     if (status != Status::ok && thread_index() == 0) r.set_failed(peer, status);
-    block_sync();
+    meet();
   }
 }
 
@@ -184,7 +182,7 @@ MARROW_KERNEL report_kernel(const MARROW_GRID_CONSTANT WindowHandle window,
   auto* from = at<std::uint64_t>(window.local, s.control);
   const int words = static_cast<int>((s.expert_rank - s.control) / 8);
   for (int i = thread_index(); i < words; i += block_size()) to[i] = from[i];
-  block_sync();
+  meet();
   if (!clear) return;
   for (int i = thread_index(); i < 3 * s.ranks; i += block_size())
     at<std::uint64_t>(window.local, s.waited)[i] = 0;

@@ -48,14 +48,9 @@ MARROW_DEVICE void place_column(const Run& r, std::uint32_t* memory, int column)
       const int slot = source * s.tokens + token;
       const bool fits = place < static_cast<std::uint32_t>(s.capacity);
       const std::int64_t row = fits ? static_cast<std::int64_t>(column) * s.capacity + place : -1;
-      auto* rows = const_cast<std::int32_t*>(reinterpret_cast<const std::int32_t*>(
-          r.local + r.handle + s.records + static_cast<std::uint64_t>(slot) * s.record_stride +
-          sizeof(Record)));
-      auto* weights = reinterpret_cast<float*>(rows + s.top_k);
-      float mine = 0;
-      for_each_weight(r, source, token, [&](int choice, float weight) {
-        if (choice == k) mine = weight;
-      });
+      auto* rows = reinterpret_cast<std::int32_t*>(record_at(r, 0, slot) + sizeof(Record));
+      auto* weights = reinterpret_cast<float*>(rows + s.record_rows);
+      const float mine = wait_for_weight(r, source, token, k);
       rows[order] = static_cast<std::int32_t>(row);
       weights[order] = mine;
       if (!fits) continue;
@@ -96,16 +91,17 @@ MARROW_DEVICE void place_entries(const Run& r, std::uint32_t* memory) {
       const int slot = source * s.tokens + token;
       r.table<std::uint32_t>(s.list)[entry] = static_cast<std::uint32_t>(slot);
       if (s.rank_major) {
-        write_entry(
-            r, slot, source * s.tokens + static_cast<int>(entry - before),
-            [&](int k) { return list.id(k); },
-            [](int, int, int) {
-              struct At {
-                int row;
-                int pair;
-              };
-              return At{0, -1};
-            });
+        struct At {
+          int row;
+          int pair;
+        };
+        for (int k = 0; k < s.top_k; ++k)
+          write_choice(
+              r, 0, slot, k, source * s.tokens + static_cast<int>(entry - before),
+              [&](int choice) { return list.id(choice); },
+              [](int) {
+                return At{0, -1};
+              });
         continue;
       }
       int order = 0;
@@ -118,8 +114,7 @@ MARROW_DEVICE void place_entries(const Run& r, std::uint32_t* memory) {
         }
         ordinal += first_of_lower_rank(r, k, [&](int other) { return list.id(other); });
       }
-      *reinterpret_cast<Record*>(r.local + r.handle + s.records +
-                                 static_cast<std::uint64_t>(slot) * s.record_stride) = {
+      *reinterpret_cast<Record*>(record_at(r, 0, slot)) = {
           static_cast<std::int16_t>(count), static_cast<std::int16_t>(ordinal), slot, {}};
     }
     if (s.rank_major && thread_index() == 0)
@@ -146,7 +141,7 @@ MARROW_KERNEL place_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
     } else {
       place_column(r, memory, column);
     }
-    block_sync();
+    meet();
   }
 }
 

@@ -5,7 +5,7 @@
 // the rows it belongs to. Sizes that do not fit into shared memory are placed by a kernel of their own (place.cuh).
 #pragma once
 
-#include "ep/kernels/common.cuh"
+#include "ep/kernels/send.cuh"
 
 namespace marrow::ep {
 #if defined(__CUDACC__)
@@ -42,30 +42,27 @@ MARROW_DEVICE bool look_at_list(const Shape& s, const std::byte* meta, int token
     }
   }
   if (mark_of(head) != epoch) return false;
-  list->tokens = static_cast<std::int32_t>(word_of(head, 0));
+  list->tokens = static_cast<std::int32_t>(word_of(head, 2));
   return here || token >= list->tokens;
 }
 
-/// Weights of one token that arrived, waited for.
-template <class Use>
-MARROW_DEVICE void for_each_weight(const Run& r, int source, int token, Use&& use) {
+/// The weight of a choice, waited for; 0 if it does not come.
+MARROW_DEVICE float wait_for_weight(const Run& r, int source, int token, int k) {
   const Shape& s = r.s;
-  const std::byte* cells = r.local + s.meta_at(r.set, source) + 16 +
-                           (static_cast<std::uint64_t>(s.tokens) * s.id_cells +
-                            static_cast<std::uint64_t>(token) * s.weight_cells) *
-                               16;
-  for (int c = 0; c < s.weight_cells; ++c) {
-    Cell16 cell = load_cell(cells + c * 16);
-    if (mark_of(cell) != r.epoch) {
-      (void)wait_until(r.comm, r.time_left(), [&] {
-        cell = load_cell(cells + c * 16);
-        return mark_of(cell) == r.epoch;
-      });
-    }
-    const bool here = mark_of(cell) == r.epoch;
-    for (int x = 0; x < kWeightsPerCell && c * kWeightsPerCell + x < s.top_k; ++x)
-      use(c * kWeightsPerCell + x, here ? float_of(word_of(cell, x)) : 0.0f);
-  }
+  const std::byte* at_cell = r.local + s.meta_at(r.set, source) + 16 +
+                             (static_cast<std::uint64_t>(s.tokens) * s.id_cells +
+                              static_cast<std::uint64_t>(token) * s.weight_cells +
+                              static_cast<unsigned>(k / kWeightsPerCell)) *
+                                 16;
+  float weight = 0;
+  const auto look = [&] {
+    const Cell16 cell = load_cell(at_cell);
+    const int x = k % kWeightsPerCell;
+    weight = float_of(x == 0 ? word_of(cell, 0) : x == 1 ? word_of(cell, 1) : word_of(cell, 2));
+    return mark_of(cell) == r.epoch;
+  };
+  if (look()) return weight;
+  return wait_until(r.comm, r.time_left(), look) == Status::ok ? weight : 0.0f;
 }
 
 /// What a block knows about rows: in its shared memory, or in the handle's records.
@@ -90,8 +87,7 @@ template <class Use>
 MARROW_DEVICE void for_each_row(const Run& r, const Placed& p, int slot, Use&& use) {
   const Shape& s = r.s;
   if (!s.place_in_block) {
-    const std::byte* record =
-        r.local + r.handle + s.records + static_cast<std::uint64_t>(slot) * s.record_stride;
+    const std::byte* record = record_at(r, 0, slot);
     const int count = s.rank_major ? 1 : reinterpret_cast<const Record*>(record)->count;
     const auto* rows = reinterpret_cast<const std::int32_t*>(record + sizeof(Record));
     for (int n = 0; n < count; ++n) use(static_cast<std::int64_t>(rows[n]));
@@ -126,45 +122,48 @@ MARROW_DEVICE bool first_of_lower_rank(const Run& r, int k, const auto& id_of) {
   return true;
 }
 
-/// The tables of one entry (a token that reached us), by one thread.
-/// @param place  place(k, l) gives the row of choice k, local expert l: {row in the expert, number of the pair}
-template <class Place>
-MARROW_DEVICE void write_entry(const Run& r, int slot, int rank_major_row, const auto& id_of,
-                               Place&& place) {
+/// Choice k of an entry (a token that reached us) in the handle's tables; k == 0 writes what is the entry's own.
+/// @param rank_major_row  its row, or -1 in expert-major
+/// @param place           place(column) gives {row in the expert, number of the pair or -1}
+MARROW_DEVICE void write_choice(const Run& r, int entry, int slot, int k, int rank_major_row,
+                                const auto& id_of, const auto& place) {
   const Shape& s = r.s;
   const int source = slot / s.tokens;
   const int token = slot - source * s.tokens;
-  std::byte* bytes =
-      r.local + r.handle + s.records + static_cast<std::uint64_t>(slot) * s.record_stride;
+  const auto ours = [&](int choice) {
+    return static_cast<unsigned>(id_of(choice) - s.first) < static_cast<unsigned>(s.local);
+  };
+  std::byte* bytes = record_at(r, entry, slot);
   auto* rows = reinterpret_cast<std::int32_t*>(bytes + sizeof(Record));
-  auto* weights = reinterpret_cast<float*>(rows + s.top_k);
-  int count = 0;
-  int ordinal = 0;
-  for (int k = 0; k < s.top_k; ++k) {
-    ordinal += first_of_lower_rank(r, k, id_of);
-  }
-  const std::uint64_t choice0 =
-      static_cast<std::uint64_t>(rank_major_row < 0 ? 0 : rank_major_row) * s.top_k;
-  for_each_weight(r, source, token, [&](int k, float weight) {
-    const int column = id_of(k) - s.first;
-    const bool ours = static_cast<unsigned>(column) < static_cast<unsigned>(s.local);
-    if (s.rank_major) {
-      r.table<std::int32_t>(s.expert_ids)[choice0 + k] = ours ? column : -1;
-      r.table<float>(s.weights)[choice0 + k] = ours ? weight : 0.0f;
-      return;
-    }
-    if (!ours) return;
-    const auto [row, pair] = place(k, column, count);
+  const bool mine = ours(k);
+  float weight = 0;
+  if (mine) weight = wait_for_weight(r, source, token, k);
+  const int column = id_of(k) - s.first;
+  if (s.rank_major) {
+    const std::uint64_t at_choice = static_cast<std::uint64_t>(rank_major_row) * s.top_k + k;
+    r.table<std::int32_t>(s.expert_ids)[at_choice] = mine ? column : -1;
+    r.table<float>(s.weights)[at_choice] = weight;
+  } else if (mine) {
+    int order = 0;  // among our experts
+    for (int other = 0; other < k; ++other) order += ours(other);
+    const auto [row, pair] = place(column);
     const std::int64_t out =
         row < s.capacity ? static_cast<std::int64_t>(column) * s.capacity + row : -1;
-    rows[count] = static_cast<std::int32_t>(out);
-    weights[count] = weight;
-    ++count;
+    rows[order] = static_cast<std::int32_t>(out);
+    reinterpret_cast<float*>(rows + s.record_rows)[order] = weight;
     if (pair >= 0) r.table<Pair>(s.pairs)[pair] = Pair{slot, k, out};
-    if (out < 0) return;
-    r.table<std::int32_t>(s.source)[out] = slot;
-    r.table<float>(s.weights)[out] = weight;
-  });
+    if (out >= 0) {
+      r.table<std::int32_t>(s.source)[out] = slot;
+      r.table<float>(s.weights)[out] = weight;
+    }
+  }
+  if (k != 0) return;
+  int count = 0;
+  int ordinal = 0;
+  for (int other = 0; other < s.top_k; ++other) {
+    count += ours(other);
+    ordinal += first_of_lower_rank(r, other, id_of);
+  }
   if (s.rank_major) {
     rows[0] = rank_major_row;
     count = 1;
@@ -189,7 +188,7 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
                  dynamic_shared<std::int16_t>(m.ids), dynamic_shared<std::uint32_t>(m.list), 0};
   for (int i = thread_index(); i < static_cast<int>(m.prefixes / 4); i += block_size())
     dynamic_shared<std::uint32_t>()[i] = 0;  // masks and any
-  block_sync();
+  meet();
   for (int slot = thread_index(); slot < slots; slot += block_size()) {
     const int source = slot / s.tokens;
     const int token = slot - source * s.tokens;
@@ -208,17 +207,15 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
       if (static_cast<unsigned>(column) >= static_cast<unsigned>(s.local)) continue;
       ours = true;
       if (!s.rank_major)
-        (void)fetch_add_relaxed<Scope::block>(
-            &p.masks[column * words + source * s.mask_words + token / 32], 1u << (token % 32));
+        add_shared(&p.masks[column * words + source * s.mask_words + token / 32],
+                   1u << (token % 32));
     }
     if (!ours) continue;
-    if (s.rank_major)
-      (void)fetch_add_relaxed<Scope::block>(&p.masks[source * s.mask_words + token / 32],
-                                            1u << (token % 32));
+    if (s.rank_major) add_shared(&p.masks[source * s.mask_words + token / 32], 1u << (token % 32));
     const int bit = token * s.ranks + source;  // rows arrive in about this order
-    (void)fetch_add_relaxed<Scope::block>(&any[bit / 32], 1u << (bit % 32));
+    add_shared(&any[bit / 32], 1u << (bit % 32));
   }
-  block_sync();
+  meet();
   for (int i = thread_index(); i < columns * words + any_count; i += block_size()) {
     const bool of_any = i >= columns * words;
     const int word = of_any ? i - columns * words : i % words;
@@ -229,7 +226,7 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
     if (!of_any && word == words - 1)
       counts[i / words] = sum + static_cast<std::uint32_t>(count_lanes(mask[word]));
   }
-  block_sync();
+  meet();
   Placed result = p;
   result.entries = static_cast<int>(any_prefix[any_count - 1]) + count_lanes(any[any_count - 1]);
   for (int bit = thread_index(); bit < slots; bit += block_size()) {
@@ -241,7 +238,16 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
            static_cast<unsigned>(count_lanes(word & ((1u << (bit % 32)) - 1)))] =
         static_cast<std::uint32_t>(source * s.tokens + token);
   }
-  block_sync();
+  std::uint32_t* bases = dynamic_shared<std::uint32_t>(m.bases);  // rows of lower experts
+  for (int l = thread_index(); l < columns; l += block_size()) {
+    std::uint32_t sum = 0;
+#if defined(__CUDACC__)
+#pragma unroll 8
+#endif
+    for (int lower = 0; lower < l; ++lower) sum += counts[lower];
+    bases[l] = sum;
+  }
+  meet();
   // The handle's tables: block 0 the totals, every block its share of the entries.
   if (block == 0) {
     auto* out = r.table<std::int32_t>(s.counts);
@@ -270,8 +276,11 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
     for (int e = thread_index(); e < result.entries; e += block_size())
       r.table<std::uint32_t>(s.list)[e] = p.list[e];
   }
-  for (int e = block + blocks * thread_index(); e < result.entries; e += blocks * block_size()) {
-    const int slot = static_cast<int>(p.list[e]);
+  // By the last threads: the first warps' rows come first.
+  const int mine = result.entries > block ? (result.entries - block + blocks - 1) / blocks : 0;
+  for (int i = block_size() - 1 - thread_index(); i < mine * s.top_k; i += block_size()) {
+    const int e = i / s.top_k;
+    const int slot = static_cast<int>(p.list[block + e * blocks]);
     const int source = slot / s.tokens;
     const int token = slot - source * s.tokens;
     int row = -1;
@@ -282,13 +291,12 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
       int row;
       int pair;
     };
-    write_entry(
-        r, slot, row, [&](int k) { return static_cast<int>(p.ids[slot * s.top_k + k]); },
-        [&](int, int column, int) {
-          std::uint32_t base = 0;
-          for (int l = 0; l < column; ++l) base += counts[l];
+    write_choice(
+        r, block + e * blocks, slot, i - e * s.top_k, row,
+        [&](int k) { return static_cast<int>(p.ids[slot * s.top_k + k]); },
+        [&](int column) {
           const int in_column = row_in_column(s, p, column, source, token);
-          return At{in_column, static_cast<int>(base) + in_column};
+          return At{in_column, static_cast<int>(bases[column]) + in_column};
         });
   }
   return result;
@@ -341,15 +349,13 @@ template <bool kFp8>
 MARROW_DEVICE void receive_rows(const Run& r, const DispatchArgs& a, const Placed& p, int block,
                                 int blocks) {
   const Shape& s = r.s;
-  constexpr int kAtOnce = kOnGpu ? 4 : 1;
+  constexpr int kAtOnce = kWarpQuads ? 4 : 1;
   std::byte* local = r.local;
   const int lane = thread_index() % kQuadLanes;
   const int per_block = block_size() / kQuadLanes;
-  const std::int64_t worker =
-      static_cast<std::int64_t>(thread_index() / kQuadLanes) * blocks + block;
-  const std::int64_t workers = static_cast<std::int64_t>(per_block) * blocks;
-  const std::int64_t items = static_cast<std::int64_t>(p.entries) * s.quads;
-  for (std::int64_t item0 = worker; item0 < items; item0 += workers * kAtOnce) {
+  // Neighbouring quads to different blocks: all start with what arrives first.
+  Walk walk(thread_index() / kQuadLanes * blocks + block, per_block * blocks, s.quads);
+  while (walk.number < p.entries) {
     std::byte* from[kAtOnce];
     int slot[kAtOnce];
     int quad[kAtOnce];
@@ -358,13 +364,12 @@ MARROW_DEVICE void receive_rows(const Run& r, const DispatchArgs& a, const Place
 #pragma unroll
 #endif
     for (int u = 0; u < kAtOnce; ++u) {
-      const std::int64_t item = item0 + u * workers;
       slot[u] = 0;
-      quad[u] = 0;
+      quad[u] = walk.quad;
       from[u] = local;
-      if (item >= items) continue;
-      const auto entry = static_cast<std::uint32_t>(item / s.quads);
-      quad[u] = static_cast<int>(item - static_cast<std::int64_t>(entry) * s.quads);
+      const int entry = walk.number;
+      walk.next();
+      if (entry >= p.entries) continue;
       slot[u] = static_cast<int>(p.list[entry]);
       const int source = slot[u] / s.tokens;
       from[u] = local + s.row_at(r.set, source, slot[u] - source * s.tokens);
@@ -413,7 +418,7 @@ MARROW_DEVICE void receive_rows(const Run& r, const DispatchArgs& a, const Place
           const int index = quad[u] * kQuadCells + c * kQuadLanes + lane;
           if (index >= s.data_cells) continue;
           Words16 v = words_of(cell[u][c]);
-          if constexpr (!kFp8) v.word[3] |= word_of(extra[u], 0) >> (c * kQuadLanes + lane) & 1;
+          if constexpr (!kFp8) v.word[3] |= word_of(extra[u], 2) >> (c * kQuadLanes + lane) & 1;
           store_cell(from[u] + static_cast<std::uint64_t>(index) * 16, sentinel_cell());
           for_each_row(r, p, slot[u], [&](std::int64_t row) {
             if (row >= 0) write_data(s, a, row, index, v);
@@ -465,10 +470,19 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
   const std::uint64_t sent = load_relaxed<Scope::device>(&control->dispatch_sent);
   const std::uint64_t received = load_relaxed<Scope::device>(&control->dispatch_received);
   const bool failed = load_relaxed<Scope::device>(&control->any_failed) != 0;
+  First first;
+  if (sends) load_first<kFp8>(s, a, block, a.send_blocks, &first);
+  all_have_read(&control->arrived[0], sent ^ received ^ (failed ? 1 : 0), [&] {
+    if (a.send_blocks > 0) store_relaxed<Scope::device>(&control->dispatch_sent, sent + 1);
+    if (a.receive_from < grid_size()) {
+      store_relaxed<Scope::device>(&control->dispatch_received, received + 1);
+      add_relaxed<Scope::device>(&control->dispatches, 1);
+    }
+  });
   if (sends) {
     const Run r(comm, window, s, a.handle, sent, start, failed);
-    send_dispatch<kFp8>(r, a, block, a.send_blocks);
-    block_sync();  // shared memory changes its use
+    send_dispatch<kFp8>(r, a, block, a.send_blocks, first);
+    meet();  // shared memory changes its use
   }
   if (receives) {
     const Run r(comm, window, s, a.handle, received, start, failed);
@@ -482,13 +496,7 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
     }
     receive_rows<kFp8>(r, a, p, block - a.receive_from, blocks);
   }
-  end_of_kernel(&control->arrived[0], [&] {
-    if (a.send_blocks > 0) store_relaxed<Scope::device>(&control->dispatch_sent, sent + 1);
-    if (a.receive_from < grid_size()) {
-      store_relaxed<Scope::device>(&control->dispatch_received, received + 1);
-      add_relaxed<Scope::device>(&control->dispatches, 1);
-    }
-  });
+  note_times(a.times, start);
 }
 
 }  // namespace cpu_device / gpu_device

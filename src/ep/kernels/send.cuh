@@ -83,8 +83,8 @@ template <bool kFp8>
 MARROW_DEVICE void make_quad(const Shape& s, const QuadInput& in, int quad, int lane,
                              std::uint32_t epoch, Cell16* cell, Cell16* extra) {
   if constexpr (kFp8) {
-    constexpr int kGroupLanes = kOnGpu ? 8 : 1;  // 8 cells of 16 channels are a group
-    constexpr int kGroups = kOnGpu ? 1 : 4;      // groups of one lane
+    constexpr int kGroupLanes = kWarpQuads ? 8 : 1;  // 8 cells of 16 channels are a group
+    constexpr int kGroups = kWarpQuads ? 1 : 4;      // groups of one lane
     constexpr int kCells = kCellsPerLane / kGroups;
     std::uint32_t scale[4] = {};
 #if defined(__CUDACC__)
@@ -103,7 +103,7 @@ MARROW_DEVICE void make_quad(const Shape& s, const QuadInput& in, int quad, int 
         cell[j] = quantise_cell(in.word[0][j], in.word[1][j], q.factor);
       scale[g] = bits_of(q.scale);
     }
-    if constexpr (kOnGpu) {
+    if constexpr (kWarpQuads) {
       const std::uint32_t mine = scale[0];
       for (int g = 0; g < 4; ++g) scale[g] = warp_shuffle(0xffffffffu, mine, g * 8);
     }
@@ -118,7 +118,7 @@ MARROW_DEVICE void make_quad(const Shape& s, const QuadInput& in, int quad, int 
     for (int j = 0; j < kCellsPerLane; ++j) {
       Words16 v = in.word[0][j];
       const std::uint32_t bit = v.word[3] & 1;
-      if constexpr (kOnGpu) {
+      if constexpr (kWarpQuads) {
         bits = warp_ballot(0xffffffffu, bit != 0);
       } else {
         bits |= bit << j;
@@ -126,102 +126,61 @@ MARROW_DEVICE void make_quad(const Shape& s, const QuadInput& in, int quad, int 
       v.word[3] &= ~1u;
       cell[j] = cell_of(v);
     }
-    *extra = epoch_cell(bits, 0, 0, epoch);
+    *extra = epoch_cell(0, 0, bits, epoch);
   }
 }
 
-/// Which choices of 16 tokens count, and where their rows go. Writes the handle's own part.
-MARROW_DEVICE void choose(const Run& r, const DispatchArgs& a, SendMemory& m, int block, int blocks,
-                          int from, int count) {
-  const Shape& s = r.s;
-  const int K = s.top_k;
-  for (int i = thread_index(); i < count * K; i += block_size()) {
-    const int j = i / K;
-    const int k = i % K;
-    const std::int64_t id = a.ids[static_cast<std::uint64_t>(block + (from + j) * blocks) * K + k];
-    const bool good = id >= 0 && id < s.experts;
-    m.raw[j][k] = good ? static_cast<std::int32_t>(id) : -1;
-    if (!good && id != -1) add_relaxed<Scope::device>(&r.control()->out_of_range, 1);
-    if (k == 0) m.distinct[j] = m.staged[j] = 0;
-  }
-  block_sync();
-  for (int i = thread_index(); i < count * K; i += block_size()) {
-    const int j = i / K;
-    const int k = i % K;
-    const std::int32_t id = m.raw[j][k];
-    bool repeats = false;
-    for (int other = 0; other < k; ++other) repeats |= m.raw[j][other] == id;
-    const bool counts = id >= 0 && !repeats;
-    if (id >= 0 && repeats) add_relaxed<Scope::device>(&r.control()->duplicates, 1);
-    m.id[j][k] = counts ? id : -1;
-    m.rank[j][k] = counts ? rank_of_expert(s, r.local, id) : -1;
-    float weight = 0;  // that of an ignored choice is not even read
-    if (counts)
-      weight = a.weights
-                   ? a.weights[static_cast<std::uint64_t>(block + (from + j) * blocks) * K + k]
-                   : 1.0f;
-    m.weight[j][k] = weight;
-  }
-  block_sync();
-  for (int i = thread_index(); i < count * K; i += block_size()) {
-    const int j = i / K;
-    const int k = i % K;
-    const std::int32_t rank = m.rank[j][k];
-    bool first = rank >= 0;
-    for (int other = 0; other < k; ++other) first &= m.rank[j][other] != rank;
-    m.first[j][k] = first;
-  }
-  block_sync();
-  auto* own_rank = r.table<std::int16_t>(s.own_rank);
-  auto* own_sorted = r.table<std::int16_t>(s.own_sorted);
-  auto* own_weights = r.table<float>(s.own_weights);
-  for (int i = thread_index(); i < count * K; i += block_size()) {
-    const int j = i / K;
-    const int k = i % K;
-    const int token = block + (from + j) * blocks;
-    const std::int32_t rank = m.rank[j][k];
-    const std::uint64_t mine = static_cast<std::uint64_t>(token) * K + k;
-    own_rank[mine] = static_cast<std::int16_t>(rank);
-    own_weights[mine] = m.weight[j][k];
-    if (!m.first[j][k]) continue;
-    int ordinal = 0;
-    for (int other = 0; other < K; ++other) ordinal += m.first[j][other] && m.rank[j][other] < rank;
-    own_sorted[static_cast<std::uint64_t>(token) * K + ordinal] = static_cast<std::int16_t>(rank);
-    std::byte* base = nullptr;
-    if (r.is_failed(rank)) {
-      // Nothing goes there.
-    } else if (s.is_far(rank)) {
-      store_relaxed<Scope::block>(&m.staged[j], 1u);
-    } else {
-      base = r.peer(rank) + s.row_at(r.set, s.rank, token);
-    }
-    m.base[j][ordinal] = base;
-    (void)fetch_add_relaxed<Scope::block>(&m.distinct[j], 1u);
-  }
-  block_sync();
-  auto* own_distinct = r.table<std::int32_t>(s.own_distinct);
-  for (int j = thread_index(); j < count; j += block_size())
-    own_distinct[block + (from + j) * blocks] = static_cast<std::int32_t>(m.distinct[j]);
+/// What a thread loads before it knows the batch's number: of its warp's first token, and of its first quad.
+struct First {
+  std::int64_t id = -1;
+  float weight = 0;
+  QuadInput input;
+};
+
+/// The batch's tokens of this rank; -1: out of range.
+MARROW_DEVICE std::int32_t tokens_of(const Shape& s, const DispatchArgs& a) {
+  const std::int32_t tokens = a.device_tokens ? load_cached(a.device_tokens) : a.tokens;
+  return tokens >= 0 && tokens <= s.tokens ? tokens : -1;
 }
 
-/// The cells of 16 tokens' lists, to every rank: ids before weights.
-MARROW_DEVICE void send_lists(const Run& r, SendMemory& m, int block, int blocks, int from,
-                              int count) {
+MARROW_DEVICE float weight_of(const DispatchArgs& a, std::uint64_t choice) {
+  return a.weights ? a.weights[choice] : 1.0f;
+}
+
+template <bool kFp8>
+MARROW_DEVICE void load_first(const Shape& s, const DispatchArgs& a, int block, int blocks,
+                              First* first) {
+  const std::int32_t tokens = tokens_of(s, a);
+  const int token = block + thread_index() / warp_lanes() * blocks;
+  if (thread_index() / warp_lanes() < kTokensAtOnce && token < tokens && lane_index() < s.top_k) {
+    const std::uint64_t choice = static_cast<std::uint64_t>(token) * s.top_k + lane_index();
+    first->id = a.ids[choice];
+    first->weight = weight_of(a, choice);
+  }
+  const int mine = tokens > block ? (tokens - block + blocks - 1) / blocks : 0;
+  const int count = mine < kTokensAtOnce ? mine : kTokensAtOnce;
+  const int worker = thread_index() / kQuadLanes;
+  if (worker < count * s.quads)
+    load_quad<kFp8>(s, a, block + worker / s.quads * blocks, worker % s.quads,
+                    thread_index() % kQuadLanes, &first->input);
+}
+
+/// One token's list to every rank, by a warp: ids before weights.
+MARROW_DEVICE void send_list(const Run& r, const SendMemory& m, int j, int token) {
   const Shape& s = r.s;
   const int cells = s.id_cells + s.weight_cells;
-  const int total = count * s.ranks * cells;
-  for (int i = thread_index(); i < total; i += block_size()) {
-    const int j = i % count;
-    const int step = i / count / cells;
-    const int c = i / count % cells;
+  for (int i = lane_index(); i < s.ranks * cells; i += count_lanes(full_mask())) {
+    const int c = i / s.ranks;
     // Everybody starts at another peer.
-    int peer = s.rank + 1 + step;
+    int peer = s.rank + 1 + i - c * s.ranks;
     if (peer >= s.ranks) peer -= s.ranks;
-    const int token = block + (from + j) * blocks;
     Cell16 cell;
     std::uint64_t offset = 16;
     if (c < s.id_cells) {
       std::uint32_t half[kIdsPerCell];
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
       for (int x = 0; x < kIdsPerCell; ++x) {
         const int k = c * kIdsPerCell + x;
         half[x] = static_cast<std::uint16_t>(k < s.top_k ? m.id[j][k] : -1);
@@ -231,6 +190,9 @@ MARROW_DEVICE void send_lists(const Run& r, SendMemory& m, int block, int blocks
       offset += (static_cast<std::uint64_t>(token) * s.id_cells + c) * 16;
     } else {
       std::uint32_t word[kWeightsPerCell];
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
       for (int x = 0; x < kWeightsPerCell; ++x) {
         const int k = (c - s.id_cells) * kWeightsPerCell + x;
         word[x] = k < s.top_k ? bits_of(m.weight[j][k]) : 0;
@@ -250,23 +212,92 @@ MARROW_DEVICE void send_lists(const Run& r, SendMemory& m, int block, int blocks
   }
 }
 
+/// Which choices of 16 tokens count, and where their rows go; a warp takes a token. Sends their lists, and writes the
+/// handle's own part.
+MARROW_DEVICE void choose(const Run& r, const DispatchArgs& a, SendMemory& m, int block, int blocks,
+                          int from, int count, const First& ahead) {
+  const Shape& s = r.s;
+  const int K = s.top_k;
+  const int warps = (block_size() + warp_lanes() - 1) / warp_lanes();
+  const std::uint32_t all = full_mask();
+  const int lanes = count_lanes(all);  // of this warp: a block's last one may have fewer
+  for (int j = thread_index() / warp_lanes(); j < count; j += warps) {
+    const int token = block + (from + j) * blocks;
+    const std::uint64_t first_choice = static_cast<std::uint64_t>(token) * K;
+    const bool loaded = from == 0 && j < warps;
+    for (int k = lane_index(); k < K; k += lanes) {
+      const bool here = loaded && k == lane_index();
+      const std::int64_t id = here ? ahead.id : a.ids[first_choice + k];
+      const bool good = id >= 0 && id < s.experts;
+      m.raw[j][k] = good ? static_cast<std::int32_t>(id) : -1;
+      m.weight[j][k] = here ? ahead.weight : weight_of(a, first_choice + k);
+      if (!good && id != -1) add_relaxed<Scope::device>(&r.control()->out_of_range, 1);
+      if (k == 0) m.distinct[j] = m.staged[j] = 0;
+    }
+    warp_sync(all);
+    for (int k = lane_index(); k < K; k += lanes) {
+      const std::int32_t id = m.raw[j][k];
+      bool repeats = false;
+      for (int other = 0; other < k; ++other) repeats |= m.raw[j][other] == id;
+      const bool counts = id >= 0 && !repeats;
+      if (id >= 0 && repeats) add_relaxed<Scope::device>(&r.control()->duplicates, 1);
+      m.id[j][k] = counts ? id : -1;
+      m.rank[j][k] = counts ? rank_of_expert(s, r.local, id) : -1;
+      if (!counts) m.weight[j][k] = 0;
+    }
+    warp_sync(all);
+    send_list(r, m, j, token);
+    for (int k = lane_index(); k < K; k += lanes) {
+      const std::int32_t rank = m.rank[j][k];
+      bool first = rank >= 0;
+      for (int other = 0; other < k; ++other) first &= m.rank[j][other] != rank;
+      m.first[j][k] = first;
+    }
+    warp_sync(all);
+    for (int k = lane_index(); k < K; k += lanes) {
+      const std::int32_t rank = m.rank[j][k];
+      r.table<std::int16_t>(s.own_rank)[first_choice + k] = static_cast<std::int16_t>(rank);
+      r.table<float>(s.own_weights)[first_choice + k] = m.weight[j][k];
+      if (!m.first[j][k]) continue;
+      int ordinal = 0;
+      for (int other = 0; other < K; ++other)
+        ordinal += m.first[j][other] && m.rank[j][other] < rank;
+      r.table<std::int16_t>(s.own_sorted)[first_choice + ordinal] = static_cast<std::int16_t>(rank);
+      std::byte* base = nullptr;
+      if (r.is_failed(rank)) {
+        // Nothing goes there.
+      } else if (s.is_far(rank)) {
+        store_relaxed<Scope::block>(&m.staged[j], 1u);
+      } else {
+        base = r.peer(rank) + s.row_at(r.set, s.rank, token);
+      }
+      m.base[j][ordinal] = base;
+      add_shared(&m.distinct[j], 1u);
+    }
+    warp_sync(all);
+    if (lane_index() == 0)
+      r.table<std::int32_t>(s.own_distinct)[token] = static_cast<std::int32_t>(m.distinct[j]);
+  }
+  meet();
+}
+
 /// Everything of dispatch's sending side. Blocks 0 .. blocks-1.
 template <bool kFp8>
-MARROW_DEVICE void send_dispatch(const Run& r, const DispatchArgs& a, int block, int blocks) {
+MARROW_DEVICE void send_dispatch(const Run& r, const DispatchArgs& a, int block, int blocks,
+                                 const First& ahead) {
   const Shape& s = r.s;
   SendMemory& m = *dynamic_shared<SendMemory>();
   std::byte* local = r.local;
-  std::int32_t tokens = a.device_tokens ? load_cached(a.device_tokens) : a.tokens;
-  std::uint32_t flags = 0;
-  if (tokens < 0 || tokens > s.tokens) {
+  std::int32_t tokens = tokens_of(s, a);
+  const std::uint32_t flags = tokens < 0;
+  if (tokens < 0) {
     tokens = 0;
-    flags = 1;
     r.note(Status::invalid);
   }
   if (block == 0) {
     for (int i = thread_index(); i < s.ranks; i += block_size()) {
       const int peer = (s.rank + 1 + i) % s.ranks;
-      const Cell16 head = epoch_cell(static_cast<std::uint32_t>(tokens), flags, 0, r.epoch);
+      const Cell16 head = epoch_cell(flags, 0, static_cast<std::uint32_t>(tokens), r.epoch);
       if (s.is_far(peer)) {
         store_cell(local + s.stage_meta + static_cast<std::uint64_t>(r.set) * s.meta_stride, head);
       } else if (!r.is_failed(peer)) {
@@ -283,13 +314,15 @@ MARROW_DEVICE void send_dispatch(const Run& r, const DispatchArgs& a, int block,
     const int count = mine - from < kTokensAtOnce ? mine - from : kTokensAtOnce;
     const int items = count * s.quads;
     QuadInput next;
-    // The first row is on its way while the lists are worked out.
-    if (worker < items)
+    if (from == 0) {
+      next = ahead.input;
+    } else if (worker < items) {
+      // The first row is on its way while the lists are worked out.
       load_quad<kFp8>(s, a, block + (from + worker / s.quads) * blocks, worker % s.quads, lane,
                       &next);
-    block_sync();  // the last round's rows are sent
-    choose(r, a, m, block, blocks, from, count);
-    send_lists(r, m, block, blocks, from, count);
+    }
+    if (from > 0) meet();  // the last round's rows are sent
+    choose(r, a, m, block, blocks, from, count, ahead);
     for (int item = worker; item < items; item += workers) {
       const int j = item / s.quads;
       const int quad = item % s.quads;
