@@ -14,13 +14,8 @@ namespace marrow::null_network {
 
 struct Endpoint {
   static constexpr std::uint32_t kDepth = 4096;  ///< completions nobody took yet
-  struct Done {
-    std::uint64_t token;
-    std::uint32_t peer;
-  };
   std::uint32_t head = 0, tail = 0;
-  std::uint64_t posted = 0, bytes = 0;  ///< so that nothing is optimised away
-  Done done[kDepth];
+  marrow_network_completion done[kDepth];
   marrow_network_events events{};
   struct Message {
     std::uint32_t peer, bytes;
@@ -31,13 +26,12 @@ struct Endpoint {
 
 inline int post(void* endpoint, const marrow_network_operation* operations, std::uint32_t n) {
   auto* e = static_cast<Endpoint*>(endpoint);
-  const std::uint32_t room = Endpoint::kDepth - (e->head - e->tail);
-  if (n > room) n = room;
-  std::uint64_t bytes = 0;
+  if (e->head == e->tail) e->head = e->tail = 0;
+  if (n > Endpoint::kDepth - e->head) n = Endpoint::kDepth - e->head;
+  marrow_network_completion* done = e->done + e->head;
   for (std::uint32_t i = 0; i < n; ++i) {
-    e->done[(e->head + i) % Endpoint::kDepth] = {operations[i].token, operations[i].peer};
-    bytes += operations[i].bytes;
-    if (operations[i].kind == MARROW_NETWORK_MESSAGE) {
+    done[i] = {operations[i].token, 0, MARROW_NETWORK_OK, operations[i].peer};
+    if (operations[i].kind == MARROW_NETWORK_MESSAGE) [[unlikely]] {
       Endpoint::Message& message = e->messages.emplace_back();
       message.peer = operations[i].peer;
       message.bytes = static_cast<std::uint32_t>(operations[i].bytes);
@@ -45,8 +39,6 @@ inline int post(void* endpoint, const marrow_network_operation* operations, std:
     }
   }
   e->head += n;
-  e->posted += n;
-  e->bytes += bytes;
   return static_cast<int>(n);
 }
 
@@ -65,10 +57,7 @@ inline int test(void* endpoint, marrow_network_completion* completions, std::uin
   auto* e = static_cast<Endpoint*>(endpoint);
   const std::uint32_t there = e->head - e->tail;
   if (n > there) n = there;
-  for (std::uint32_t i = 0; i < n; ++i) {
-    const Endpoint::Done& done = e->done[(e->tail + i) % Endpoint::kDepth];
-    completions[i] = {done.token, 0, MARROW_NETWORK_OK, done.peer};
-  }
+  std::memcpy(completions, e->done + e->tail, n * sizeof(*completions));
   e->tail += n;
   return static_cast<int>(n);
 }

@@ -87,6 +87,9 @@ constexpr std::array kTable = {
          "Path to the peers: auto, lsa, gda, proxy, or a comma list with one entry per peer rank."),
     duration("MARROW_PEER_TIMEOUT", "30s", 100, kDay, "bootstrap",
              "Silence after which a peer counts as failed. Before that it is slow."),
+    text("MARROW_PROXY_CPUS", "auto", "proxy",
+         "Where progress threads run: auto (the CPUs near the network's device, or near the GPU), "
+         "none, or CPUs as in 2-5,8: thread t on the t-th of them."),
     power_of_two("MARROW_PROXY_RING", "1024", 16, 1 << 20, "proxy",
                  "Descriptors (64 bytes each) per ring of the proxy path."),
     integer(

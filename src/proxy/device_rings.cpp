@@ -57,6 +57,7 @@ DeviceRings::DeviceRings(memory::Arena& arena, const Requirements& requirements,
         reinterpret_cast<const ProxyChunk*>(block.device + result_at) + r * kProxyFetchSlots;
     ring.log_size = log_size_;
     ring.producer = first_;
+    ring.limit = first_ + size;
     ring.consumed_seen = first_;
     ring.credits = size;
     std::fill(std::begin(ring.fetch_free), std::end(ring.fetch_free), ~std::uint64_t{0});
@@ -66,6 +67,8 @@ DeviceRings::DeviceRings(memory::Arena& arena, const Requirements& requirements,
   device.abi = kAbiVersion;
   device.threads = static_cast<std::uint32_t>(threads_);
   device.magic = proxy_magic(device.threads);
+  device.slots = reinterpret_cast<ProxyDescriptor*>(block.device);
+  device.log_size = log_size_;
   device.rings =
       static_cast<ProxyRing*>(arena.upload(image.data(), image.size() * sizeof(ProxyRing)));
   device.posted = static_cast<std::uint64_t*>(

@@ -277,9 +277,11 @@ void Engine::publish() {
   for (Queue* queue : to_publish_) {
     queue->listed = false;
     const std::uint64_t end = queue->retire();
+    if (end == 0) continue;
     // Publishes what the operations wrote here and that their sources were read; meets PathProxy::test.
-    if (end != 0)
-      std::atomic_ref(queue->completion->completed).store(end, std::memory_order_release);
+    std::atomic_ref(queue->completion->completed)
+        .store(end | (queue->completion->status != 0 ? kProxyFailed : 0),
+               std::memory_order_release);
   }
   to_publish_.clear();
 }
@@ -292,13 +294,21 @@ bool Engine::reap() {
     if (n < 0) report(-1, Code::network, link_->network().last_error());
     if (n <= 0) return any;
     any = true;
-    for (int i = 0; i < n; ++i) {
-      Queue* queue = queue_of(done[i].token);
-      Operation* op = queue ? queue->find(done[i].token) : nullptr;
+    for (int i = 0; i < n;) {
+      const std::uint64_t token = done[i].token;
+      std::uint32_t same = 0;
+      int failure = MARROW_NETWORK_OK;
+      do {
+        if (done[i].status != MARROW_NETWORK_OK) failure = done[i].status;
+        ++same;
+        ++i;
+      } while (i < n && done[i].token == token);
+      Queue* queue = queue_of(token);
+      Operation* op = queue ? queue->find(token) : nullptr;
       if (!op) continue;  // an answer of ours, or its device communicator is closed
-      --op->network;
-      if (done[i].status != MARROW_NETWORK_OK) [[unlikely]]
-        fail(*queue, *op, done[i].status);
+      op->network -= same;
+      if (failure != MARROW_NETWORK_OK) [[unlikely]]
+        fail(*queue, *op, failure);
       finish_if_done(*queue, *op);
     }
     if (n < static_cast<int>(kBatch)) return any;

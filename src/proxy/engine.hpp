@@ -35,13 +35,15 @@ struct DeviceState;
 /// This thread's ring of one context.
 struct Ring {
   Ring(DeviceState& of, RingReader from, int number, int counted)
-      : device(of), reader(from), context(number), counters(counted) {}
+      : device(of), reader(from), context(number), counters(counted), told(from.index()) {}
 
   DeviceState& device;
   RingReader reader;
   int context;
-  int counters;                                ///< of the device communicator
-  std::uint64_t outstanding = 0;               ///< operations drained and not complete
+  int counters;                   ///< of the device communicator
+  bool busy = false;              ///< the last pass found as many as it could take
+  std::uint64_t told = 0;         ///< index up to which producers know that slots are free
+  std::uint64_t outstanding = 0;  ///< operations drained and not complete
   std::vector<std::unique_ptr<Queue>> queues;  ///< [nranks], made on first use
 };
 
@@ -66,6 +68,10 @@ class Engine {
  private:
   static constexpr std::uint32_t kBatch =
       128;  ///< descriptors of one ring before others get their turn
+  /// Descriptors that one Operation stands for, at most, and how large each may be: the first is not complete
+  /// before the last is.
+  static constexpr std::uint32_t kRun = 32;
+  static constexpr std::uint64_t kSmall = 4096;
   static constexpr std::size_t kFound = 64;
 
   /// An operation, its queue and what completions of its network operations carry.
@@ -100,7 +106,7 @@ class Engine {
     if ((op.extra & static_cast<std::uint32_t>(op.counter)) != kNone || op.status != 0)
       say_result(queue, op);
     op.done = true;
-    --queue.ring->outstanding;
+    queue.ring->outstanding -= op.count;
     if (queue.listed) return;
     queue.listed = true;
     to_publish_.push_back(&queue);
@@ -127,6 +133,8 @@ class Engine {
   // engine_execute.cpp: descriptors
   bool drain();
   bool drain_ring(Ring& ring);
+  template <bool kValue>
+  std::uint32_t drain_run(Ring& ring, std::uint64_t head, std::uint32_t most);
   MARROW_HOT void execute(Ring& ring, std::uint64_t index, const ProxyDescriptor& d);
   [[gnu::cold]] void refuse_rank(Ring& ring, std::uint64_t index, std::uint32_t peer);
   [[gnu::cold]] void refuse(Queue& queue, Operation& op, const ProxyDescriptor& d, Status status);
@@ -196,7 +204,6 @@ class Engine {
   std::vector<Queue*> to_publish_;  ///< queues with operations that ended in this pass
   std::vector<Outbox> outboxes_;    ///< [nranks]
   std::vector<Outbox*> to_push_;    ///< those that are not empty
-  std::array<ProxyDescriptor, kBatch> batch_;
   /// Ends of streams, made on first use and kept. [stream << 32 | peer]
   std::unordered_map<std::uint64_t, Sending> sending_;
   std::unordered_map<std::uint64_t, Receiving> receiving_;

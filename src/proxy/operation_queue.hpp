@@ -19,13 +19,14 @@ namespace marrow::proxy {
 /// No region, no side entry.
 inline constexpr std::uint32_t kNone = ~0u;
 
-/// An operation under way.
+/// An operation under way, or a run of small ones that were posted together.
 struct Operation {
-  std::uint64_t index;    ///< of its descriptor in the ring
+  std::uint64_t index;    ///< of its (first) descriptor in the ring
   std::uint32_t region;   ///< it reads or writes while on the network; kNone
   std::int32_t counter;   ///< -1: none
   std::uint32_t extra;    ///< its Extra; kNone
   std::uint32_t network;  ///< network operations queued or posted
+  std::uint32_t count;    ///< descriptors in a row that it stands for
   ProxyOpcode opcode;
   std::uint8_t status;  ///< a Status
   bool reply;           ///< an answer is awaited
@@ -61,6 +62,14 @@ class Outbox {
     o.immediate = o.has_immediate = 0;
     return o;
   }
+  /// Room for n more, to be filled in front and then added with added(). What a kind does not use may hold
+  /// an earlier operation's values.
+  marrow_network_operation* room(std::uint32_t n) {
+    while (capacity_ - end_ < n) grow();
+    return operations_.get() + end_;
+  }
+  void added(std::uint32_t n) { end_ += n; }
+  std::uint32_t peer() const { return peer_; }
   marrow_network_operation* first() { return operations_.get() + head_; }
   std::uint32_t size() const { return end_ - head_; }
   bool empty() const { return head_ == end_; }
@@ -120,9 +129,11 @@ class Queue {
   Operation& add(std::uint64_t index, ProxyOpcode opcode, std::int32_t counter) {
     if (next_ - first_ == capacity_) grow();
     Operation& op = at(next_++);
-    op = {index, kNone, counter, kNone, 0, opcode, 0, false, false};
+    op = {index, kNone, counter, kNone, 0, 1, opcode, 0, false, false};
     return op;
   }
+  /// Takes back the last add.
+  void undo_add() { --next_; }
   std::uint64_t token_of_last() const { return token(next_ - 1); }
   std::uint64_t token(std::uint64_t number) const {
     return id_ << kNumberBits | (number & kNumberMask);
@@ -144,7 +155,10 @@ class Queue {
   /// Forgets those at the front that have ended. @return ring index behind the last of them; 0: there are none
   std::uint64_t retire() {
     std::uint64_t end = 0;
-    while (first_ != next_ && at(first_).done) end = at(first_++).index + 1;
+    while (first_ != next_ && at(first_).done) {
+      const Operation& op = at(first_++);
+      end = op.index + op.count;
+    }
     return end;
   }
   std::uint64_t id() const { return id_; }

@@ -13,11 +13,13 @@
 
 namespace marrow::proxy {
 
-ProgressThread::ProgressThread(Engine& engine, Link& link, IdlePolicy policy, int rank,
-                               const Hooks& hooks)
+ProgressThread::ProgressThread(Engine& engine, Link& link, IdlePolicy policy,
+                               const Pinning& pinning, int number, int rank, const Hooks& hooks)
     : engine_(engine),
       link_(link),
       policy_(policy),
+      pinning_(pinning),
+      number_(number),
       rank_(rank),
       hooks_(hooks),
       thread_(base::start_thread(base::cat("a progress thread of the proxy of rank ", rank),
@@ -31,6 +33,7 @@ ProgressThread::~ProgressThread() {
 void ProgressThread::run() {
   base::log::ThreadRank named(rank_);
   ::pthread_setname_np(::pthread_self(), "marrow-proxy");
+  pinning_.pin(number_);
   // Sleeps last what they say, not 50 us more.
   ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
   try {

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "proxy/engine.hpp"
+#include "proxy/pinning.hpp"
 
 namespace marrow::proxy {
 
@@ -20,7 +21,9 @@ struct IdlePolicy {
 
 class ProgressThread {
  public:
-  ProgressThread(Engine& engine, Link& link, IdlePolicy policy, int rank, const Hooks& hooks);
+  /// @param number  of the thread, 0 ..
+  ProgressThread(Engine& engine, Link& link, IdlePolicy policy, const Pinning& pinning, int number,
+                 int rank, const Hooks& hooks);
   ~ProgressThread();
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;
@@ -31,6 +34,8 @@ class ProgressThread {
   Engine& engine_;
   Link& link_;
   const IdlePolicy policy_;
+  const Pinning pinning_;
+  const int number_;
   const int rank_;
   const Hooks& hooks_;
   std::atomic<bool> stop_{false};

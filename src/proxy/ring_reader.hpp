@@ -21,8 +21,29 @@ class RingReader {
   /// Takes the next descriptor if it is there.
   bool next(ProxyDescriptor* out) { return take(out, 1) != 0; }
 
-  /// Takes up to n of them, as many as are there. A loop of its own and nothing else in it: the lines come
-  /// from a cache that the GPU wrote to, and several are on their way at once.
+  // For a loop of the reader's user that looks at descriptors in place:
+
+  /// The next one, and how many follow it before the ring's end, itself included: they have one lap bit.
+  const ProxyDescriptor* place() const { return &slots_[index_ & (size() - 1)]; }
+  std::uint64_t until_end() const { return size() - (index_ & (size() - 1)); }
+  std::uint64_t lap() const { return proxy_lap(index_, log_size_); }
+  void taken(std::uint32_t n) { index_ += n; }
+
+  /// The acquire meets the producer's release: what it stored before it posted is visible here, the low
+  /// word of this chunk too.
+  static std::uint64_t high(const ProxyChunk& chunk) {
+    const std::atomic_ref word(const_cast<std::uint64_t&>(chunk.high));
+#if defined(MARROW_PLANT_RING_DRAIN)
+    // Planted bug: the acquire is missing.
+    return word.load(std::memory_order_relaxed);
+#else
+    return word.load(std::memory_order_acquire);
+#endif
+  }
+  /// How many descriptors ahead to fetch when there are many.
+  static constexpr std::uint64_t kAhead = 96;
+
+  /// Takes up to n of them, as many as are there.
   std::uint32_t take(ProxyDescriptor* out, std::uint32_t n) {
     const ProxyDescriptor* const slots = slots_;
     const std::uint32_t log_size = log_size_;
@@ -43,18 +64,6 @@ class RingReader {
   }
 
  private:
-  /// The acquire meets the producer's release: what it stored before it posted is visible here, the low
-  /// word of this chunk too.
-  static std::uint64_t high(const ProxyChunk& chunk) {
-    const std::atomic_ref word(const_cast<std::uint64_t&>(chunk.high));
-#if defined(MARROW_PLANT_RING_DRAIN)
-    // Planted bug: the acquire is missing.
-    return word.load(std::memory_order_relaxed);
-#else
-    return word.load(std::memory_order_acquire);
-#endif
-  }
-
   const ProxyDescriptor* slots_;
   std::uint32_t log_size_;
   std::uint64_t index_;

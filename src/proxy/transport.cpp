@@ -10,6 +10,7 @@
 #include "base/text.hpp"
 #include "bootstrap/together.hpp"
 #include "proxy/progress_thread.hpp"
+#include "topology/topology.hpp"
 
 namespace marrow::proxy {
 namespace {
@@ -131,12 +132,15 @@ class TransportImpl final : public Transport {
   }
 
   /// Collective: starts the progress threads. Throws, on every rank, when one cannot.
-  void run() {
+  void run(const Place& place) {
     try {
       bootstrap::together(bootstrap_, "starting progress threads", [&] {
+        const Pinning pinning(base::parameter_string("MARROW_PROXY_CPUS", parameters_),
+                              node_of(place));
+        MARROW_INFO(proxy, threads_, " progress threads run ", pinning.where());
         for (int t = 0; t < threads_; ++t) {
-          running_.push_back(std::make_unique<ProgressThread>(*engines_[t], *links_[t], policy_,
-                                                              bootstrap_.rank(), hooks_));
+          running_.push_back(std::make_unique<ProgressThread>(
+              *engines_[t], *links_[t], policy_, pinning, t, bootstrap_.rank(), hooks_));
         }
       });
     } catch (...) {
@@ -259,6 +263,16 @@ class TransportImpl final : public Transport {
   }
 
  private:
+  /// NUMA node of the network's device, else of the GPU; -1: unknown
+  int node_of(const Place& place) const {
+    const int node = links_[0]->properties().numa_node;
+    if (node >= 0 || !place.on_gpu()) return node;
+    for (const topology::Gpu& gpu : topology::gpus()) {
+      if (gpu.ordinal == place.device) return gpu.numa;
+    }
+    return -1;
+  }
+
   /// Registers with every thread's endpoint; the key is of endpoint `keyed`.
   std::shared_ptr<Region> add_memory(std::uint32_t id, const memory::Block& block, bool window,
                                      int keyed, Blob* key) {
@@ -333,7 +347,7 @@ class TransportImpl final : public Transport {
 }  // namespace
 
 std::unique_ptr<Transport> Transport::open(bootstrap::Bootstrap& bootstrap,
-                                           const base::Parameters& parameters, const Place&,
+                                           const base::Parameters& parameters, const Place& place,
                                            Hooks hooks) {
   const auto deadline =
       base::Deadline::after(base::parameter_duration("MARROW_BOOTSTRAP_TIMEOUT", parameters));
@@ -342,6 +356,7 @@ std::unique_ptr<Transport> Transport::open(bootstrap::Bootstrap& bootstrap,
   const std::vector<Blob> lists =
       bootstrap::gather_together(bootstrap, "reading MARROW_NETWORK", [&] {
         mine = candidates(base::parameter_string("MARROW_NETWORK", parameters));
+        (void)Pinning(base::parameter_string("MARROW_PROXY_CPUS", parameters), -1);  // refuses nonsense
         transport = std::make_unique<TransportImpl>(bootstrap, parameters, std::move(hooks));
         std::string names;
         for (const Candidate& candidate : mine)
@@ -364,7 +379,7 @@ std::unique_ptr<Transport> Transport::open(bootstrap::Bootstrap& bootstrap,
   for (const Candidate& candidate : mine) {
     try {
       transport->connect(candidate, deadline);
-      transport->run();
+      transport->run(place);
       MARROW_INFO(proxy, "network ", transport->name(), " connects ", bootstrap.nranks(), " ranks");
       return transport;
     } catch (const Error& error) {

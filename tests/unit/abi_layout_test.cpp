@@ -42,15 +42,16 @@ TEST(AbiLayout, ANumberStandsForOneLayout) {
             (Offsets{128, 4, 8, 24}));
   EXPECT_EQ((Offsets{sizeof(ProxyRing), offsetof(ProxyRing, consumed), offsetof(ProxyRing, results),
                      offsetof(ProxyRing, log_size), offsetof(ProxyRing, producer),
-                     offsetof(ProxyRing, credits), offsetof(ProxyRing, consumed_seen),
-                     offsetof(ProxyRing, looking), offsetof(ProxyRing, fetch_free),
-                     offsetof(ProxyRing, generation)}),
-            (Offsets{1280, 8, 16, 24, 64, 128, 136, 144, 192, 256}));
+                     offsetof(ProxyRing, limit), offsetof(ProxyRing, credits),
+                     offsetof(ProxyRing, consumed_seen), offsetof(ProxyRing, looking),
+                     offsetof(ProxyRing, fetch_free), offsetof(ProxyRing, generation)}),
+            (Offsets{1280, 8, 16, 24, 64, 72, 128, 136, 144, 192, 256}));
   EXPECT_EQ((Offsets{sizeof(ProxyDevice), offsetof(ProxyDevice, threads),
                      offsetof(ProxyDevice, rings), offsetof(ProxyDevice, posted),
                      offsetof(ProxyDevice, completion), offsetof(ProxyDevice, magic),
+                     offsetof(ProxyDevice, slots), offsetof(ProxyDevice, log_size),
                      sizeof(ProxyCompletion), offsetof(ProxyCompletion, status)}),
-            (Offsets{48, 4, 8, 16, 24, 32, 64, 8}));
+            (Offsets{64, 4, 8, 16, 24, 32, 40, 48, 64, 8}));
 }
 
 }  // namespace

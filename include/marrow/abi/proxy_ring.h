@@ -229,6 +229,7 @@ struct ProxyRing {
   std::uint32_t log_size;
   std::uint32_t reserved0;
   alignas(64) std::uint64_t producer;  ///< next index
+  std::uint64_t limit;  ///< exclusive contexts: no room from this index on until `consumed` says so
   alignas(
       64) std::uint64_t credits;  ///< free slots nobody took (as signed; dips below 0 for a moment)
   std::uint64_t consumed_seen;
@@ -240,16 +241,19 @@ static_assert(sizeof(ProxyRing) == 4 * 64 + 4 * kProxyFetchSlots &&
               offsetof(ProxyRing, producer) == 64 && offsetof(ProxyRing, credits) == 128 &&
               offsetof(ProxyRing, fetch_free) == 192);
 
+inline constexpr std::uint64_t kProxyFailed = std::uint64_t{1} << 63;
+
 /// Completion of one (context, peer), pinned host memory, written by the thread. A cache line each: the
 /// queues of several threads lie side by side.
 struct alignas(64) ProxyCompletion {
-  std::uint64_t
-      completed;  ///< every operation of this queue with a ring index below is complete; stored last (release)
+  /// Every operation of this queue with a ring index below is complete; stored last (release). With
+  /// kProxyFailed when status says how: a kernel needs no second look at host memory to know that all is well.
+  std::uint64_t completed;
   std::uint64_t status;  ///< Status of the worst of them; stays
 };
 static_assert(sizeof(ProxyCompletion) == 64);
 
-/// What DeviceCommunicator::proxy points at. 48 bytes.
+/// What DeviceCommunicator::proxy points at. 64 bytes.
 struct ProxyDevice {
   std::uint32_t abi = 0;
   std::uint32_t threads =
@@ -259,9 +263,11 @@ struct ProxyDevice {
       nullptr;  ///< [contexts * nranks] ring index after the queue's last operation
   const ProxyCompletion* completion = nullptr;  ///< [contexts * nranks]
   std::uint64_t magic = 0;                      ///< proxy_magic(threads)
-  std::uint64_t reserved = 0;
+  ProxyDescriptor* slots = nullptr;  ///< of ring 0; those of ring r begin r << log_size behind it
+  std::uint32_t log_size = 0;        ///< of each ring
+  std::uint32_t reserved[3] = {};
 };
-static_assert(sizeof(ProxyDevice) == 48 && offsetof(ProxyDevice, completion) == 24);
+static_assert(sizeof(ProxyDevice) == 64 && offsetof(ProxyDevice, completion) == 24);
 
 /// peer % threads without a division, which takes a lone GPU thread longer than the rest of a post:
 /// exact for peers below 2^16 and up to 2^16 threads.

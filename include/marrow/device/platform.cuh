@@ -15,7 +15,7 @@
 //              load_constant(p) load_fixed(valid, p)    words (Cell16 too) that nobody writes while the kernel runs; the second
 //                                                       may be kept from an earlier load
 //              load_ahead([valid, ]p) load_data_ahead([valid, ]p) store_plain(p, v) store_wide(p, Words16) ..._if(sign, p, v)   a table byte, a data word, loaded here and used later;
-//                                                       an unordered store.  compute_here(a, b): not later
+//                                                       an unordered store.  compute_here(a, b): not later; kept(v): not again
 //   observe<S>(p)                 acquire load: what the publisher stored before is visible after it
 //   publish<S>(Store{p, v}...)    GPU: one release fence, then relaxed stores in the order given; CPU: each a release store
 //   publish_add<S>(p, n)          release reduction; no result

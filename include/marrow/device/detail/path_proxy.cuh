@@ -26,6 +26,15 @@ struct PathProxy {
   template <class At>
   static MARROW_DEVICE Status put(const DeviceCommunicator& comm, At context, const PutOp& op,
                                   const Then& then, const Knobs& knobs) {
+    // What fits travels in the descriptor: no release, and no copy out of GPU memory by somebody else.
+    if (op.bytes - 1 < kProxyMaxInline && inside(op.source_offset, op.bytes, op.source.bytes) &&
+        (!then.window || then.n <= kProxyMaxFusedAdd)) {
+      ProxyOperation value = start(ProxyOpcode::put_value, op.peer, op.window, then, knobs);
+      value.offset = op.offset;
+      value.bytes = op.bytes;
+      load_value(op.source.local + op.source_offset, static_cast<std::uint32_t>(op.bytes), value);
+      return post(comm, context, op.peer, &value, 1, knobs);
+    }
     ProxyOperation d =
         start(op.bytes ? ProxyOpcode::put : ProxyOpcode::add, op.peer, op.window, then, knobs);
     d.region = op.source.id;
@@ -54,20 +63,24 @@ struct PathProxy {
   /// The same without an action, by one thread on an exclusive context, when nothing is unusual: all that
   /// is constant is loaded without a branch, so that a loop of posts keeps it.
   /// @param valid  context and peer are in range
-  /// @param kept   a Kept<Path::proxy>
+  /// @param from   a Kept<Path::proxy>
   /// @return whether it was posted. Else the long way says why not, or waits
   template <std::uint32_t kBytes, class Kept>
-  static MARROW_DEVICE bool put_value_directly(bool valid, const Kept& kept, int context, int peer,
+  static MARROW_DEVICE bool put_value_directly(bool valid, const Kept& from, int context, int peer,
                                                const WindowHandle& window, std::uint64_t offset,
                                                const void* value) {
-    valid = valid & (kept.proxy != nullptr);
-    const std::uint8_t path = load_fixed(valid, kept.path + peer);
-    ProxyRing& ring = *where(valid, kept.proxy, context, peer).ring;
-    std::uint64_t* posted = posted_of(valid, kept.proxy, kept.nranks, context, peer);
-    const std::uint32_t log_size = load_fixed(valid, &ring.log_size);
-    ProxyDescriptor* slots = fixed_pointer(valid, &ring.slots);
-    const std::uint64_t index = load_data_ahead(valid, &ring.producer);
-    const std::uint64_t seen = load_data_ahead(valid, &ring.consumed_seen);
+    valid = valid & (from.proxy != nullptr);
+    const std::uint8_t path = load_fixed(valid, from.path + peer);
+    const Where at = where(valid, from.proxy, context, peer);
+    std::uint64_t* posted = posted_of(valid, from.proxy, from.nranks, context, peer);
+    const std::uint32_t log_size = load_fixed(valid, &from.proxy->log_size);
+    const std::uint32_t size = kept(1u << log_size);
+    auto* slots = reinterpret_cast<ProxyDescriptor*>(
+        kept(reinterpret_cast<std::uint64_t>(fixed_pointer(valid, &from.proxy->slots) +
+                                             (static_cast<std::uint64_t>(at.number) << log_size))));
+    auto* ring = reinterpret_cast<ProxyRing*>(kept(reinterpret_cast<std::uint64_t>(at.ring)));
+    // {index, limit}
+    const Cell16 words = load_data_ahead(valid, reinterpret_cast<const Cell16*>(&ring->producer));
     ProxyOperation op;
     op.opcode = ProxyOpcode::put_value;
     op.peer = static_cast<std::uint16_t>(peer);
@@ -76,11 +89,11 @@ struct PathProxy {
     op.bytes = kBytes;
     __builtin_memcpy(op.value, value, kBytes);
     if (!(valid & (path == static_cast<std::uint8_t>(Path::proxy)) & (window.abi == kAbiVersion) &
-          (index - seen < std::uint64_t{1} << log_size)))
+          (words.low != words.high)))
       return false;
-    store_plain(&ring.producer, index + 1);
-    store_in(slots, log_size, index, proxy_encode(op));
-    store_relaxed<Scope::device>(posted, index + 1);
+    store_plain(&ring->producer, words.low + 1);
+    store_in(slots, size, static_cast<std::uint32_t>(words.low), proxy_encode(op));
+    store_plain(posted, words.low + 1);
     return true;
   }
 
@@ -149,10 +162,12 @@ struct PathProxy {
   }
 
   /// Ring index after the queue's last operation.
-  static MARROW_DEVICE Ticket ticket(const DeviceCommunicator& comm, int context, int peer) {
-    return comm.proxy
-               ? load_relaxed<Scope::device>(&comm.proxy->posted[queue_of(comm, context, peer)])
-               : 0;
+  template <class At>
+  static MARROW_DEVICE Ticket ticket(const DeviceCommunicator& comm, At context, int peer) {
+    if (!comm.proxy) return 0;
+    const std::uint64_t* posted = &comm.proxy->posted[queue_of(comm, context, peer)];
+    return sharing_of(comm, context) == Sharing::thread ? load_data_ahead(posted)
+                                                        : load_relaxed<Scope::device>(posted);
   }
 
   static MARROW_DEVICE Status test(const DeviceCommunicator& comm, int context, int peer,
@@ -160,7 +175,9 @@ struct PathProxy {
     if (!comm.proxy) return Status::invalid;
     const ProxyCompletion& queue = comm.proxy->completion[queue_of(comm, context, peer)];
     const std::uint64_t completed = observe<Scope::system>(&queue.completed);
-    if (static_cast<std::int64_t>(completed - ticket) < 0) return Status::timeout;
+    // Ring indices have 63 bits here: the one above says that something failed.
+    if (static_cast<std::int64_t>((completed - ticket) << 1) < 0) return Status::timeout;
+    if ((completed & kProxyFailed) == 0) return Status::ok;
     return static_cast<Status>(load_relaxed<Scope::system>(&queue.status));
   }
 
@@ -231,6 +248,25 @@ struct PathProxy {
     return std::uint64_t{1} << load_fixed(true, &ring.log_size);
   }
 
+  static MARROW_DEVICE void load_value(const std::byte* from, std::uint32_t bytes,
+                                       ProxyOperation& value) {
+    const auto* words = reinterpret_cast<const std::uint64_t*>(from);
+    if (((reinterpret_cast<std::uint64_t>(from) | bytes) & 7) == 0) {
+      value.value[0] = words[0];
+      if (bytes > 8) value.value[1] = words[1];
+      if (bytes > 16) value.value[2] = words[2];
+      return;
+    }
+#if defined(__CUDACC__)
+#pragma unroll 1
+#endif
+    for (std::uint32_t i = bytes; i-- != 0;) {  // shifts in from the end
+      value.value[2] = value.value[2] << 8 | value.value[1] >> 56;
+      value.value[1] = value.value[1] << 8 | value.value[0] >> 56;
+      value.value[0] = value.value[0] << 8 | static_cast<std::uint64_t>(from[i]);
+    }
+  }
+
   static MARROW_DEVICE ProxyOperation start(ProxyOpcode opcode, int peer,
                                             const WindowHandle& window, const Then& then,
                                             const Knobs& knobs) {
@@ -262,12 +298,14 @@ struct PathProxy {
 
   static MARROW_DEVICE void store_descriptor(const ProxyRing& ring, std::uint64_t index,
                                              const ProxyDescriptor& d) {
-    store_in(fixed_pointer(true, &ring.slots), load_fixed(true, &ring.log_size), index, d);
+    store_in(fixed_pointer(true, &ring.slots), 1u << load_fixed(true, &ring.log_size),
+             static_cast<std::uint32_t>(index), d);
   }
-  static MARROW_DEVICE void store_in(ProxyDescriptor* slots, std::uint32_t log_size,
-                                     std::uint64_t index, const ProxyDescriptor& d) {
-    ProxyDescriptor& slot = slots[index & ((std::uint64_t{1} << log_size) - 1)];
-    const std::uint64_t lap = proxy_lap(index, log_size);
+  /// @param index  its low bits: a ring has at most 2^20 slots
+  static MARROW_DEVICE void store_in(ProxyDescriptor* slots, std::uint32_t size,
+                                     std::uint32_t index, const ProxyDescriptor& d) {
+    ProxyDescriptor& slot = slots[index & (size - 1)];
+    const std::uint64_t lap = (index & size) ? 0 : kProxyLapBit;  // proxy_lap(index)
     for (int i = 0; i < 4; ++i) {
 #if defined(MARROW_PLANT_RING_PUBLISH)
       store_relaxed<Scope::system>(&slot.chunk[i].low, d.chunk[i].low);
@@ -293,7 +331,7 @@ struct PathProxy {
     std::uint64_t* posted =
         posted_of(true, comm.proxy, static_cast<std::uint32_t>(comm.nranks), context, peer);
     if (alone) {
-      store_relaxed<Scope::device>(posted, place.end);
+      store_plain(posted, place.end);
     } else if (place.says_end) {
       fetch_max_relaxed<Scope::device>(posted, place.end);
     }
@@ -304,20 +342,18 @@ struct PathProxy {
   static MARROW_DEVICE Status reserve_alone(const DeviceCommunicator& comm, ProxyRing& ring,
                                             int count, Deadline deadline, int peer, Place* place) {
     const std::uint64_t at = load_data_ahead(&ring.producer);
-    const std::uint64_t seen_last = load_data_ahead(&ring.consumed_seen);
     const std::uint64_t end = at + static_cast<std::uint64_t>(count);
-    const std::uint64_t limit = end - size_of(ring);
-    if (static_cast<std::int64_t>(seen_last - limit) < 0) {
-      std::uint64_t seen = 0;
+    if (static_cast<std::int64_t>(load_data_ahead(&ring.limit) - end) < 0) {
+      std::uint64_t limit = 0;
       const Status status = wait_until(
           comm, deadline,
           [&] {
-            seen = look_at_consumed(ring);
-            return static_cast<std::int64_t>(seen - limit) >= 0;
+            limit = look_at_consumed(ring) + size_of(ring);
+            return static_cast<std::int64_t>(limit - end) >= 0;
           },
           peer);
       if (status != Status::ok) return status;
-      store_plain(&ring.consumed_seen, seen);
+      store_plain(&ring.limit, limit);
     }
     store_plain(&ring.producer, end);
     place->first = at;

@@ -182,8 +182,12 @@ MARROW_DEVICE std::uint8_t load_ahead(bool valid, const std::uint8_t* p) {
 }
 MARROW_DEVICE void compute_here(std::uint64_t&, std::uint64_t&) {}
 MARROW_DEVICE std::uint64_t load_data_ahead(const std::uint64_t* p) { return *p; }
-MARROW_DEVICE std::uint64_t load_data_ahead(bool valid, const std::uint64_t* p) {
-  return valid ? *p : 0;
+template <class T>
+MARROW_DEVICE T kept(T v) {
+  return v;
+}
+MARROW_DEVICE Cell16 load_data_ahead(bool valid, const Cell16* p) {
+  return valid ? *p : Cell16{};
 }
 MARROW_DEVICE void store_plain(std::uint64_t* p, std::uint64_t v) { *p = v; }
 

@@ -308,6 +308,17 @@ MARROW_DEVICE Cell16 load_fixed(bool valid, const Cell16* p) {
   return v;
 }
 
+/// The value itself, computed once: a loop keeps it, where nvcc else computes it again each time to save a
+/// register.
+MARROW_DEVICE std::uint64_t kept(std::uint64_t v) {
+  asm("" : "+l"(v));
+  return v;
+}
+MARROW_DEVICE std::uint32_t kept(std::uint32_t v) {
+  asm("" : "+r"(v));
+  return v;
+}
+
 /// A table's byte, loaded here and not where the value is first used, so that loads overlap.
 MARROW_DEVICE std::uint8_t load_ahead(const std::uint8_t* p) {
   std::uint32_t v;
@@ -332,13 +343,15 @@ MARROW_DEVICE std::uint64_t load_data_ahead(const std::uint64_t* p) {
   asm volatile("ld.global.b64 %0, [%1];" : "=l"(v) : "l"(__cvta_generic_to_global(p)) : "memory");
   return v;
 }
-/// The same; 0 if not `valid`, without a branch.
-MARROW_DEVICE std::uint64_t load_data_ahead(bool valid, const std::uint64_t* p) {
-  std::uint64_t v;
-  asm volatile("{.reg .pred q; setp.ne.u32 q, %2, 0; mov.b64 %0, 0; @q ld.global.b64 %0, [%1];}"
-               : "=l"(v)
-               : "l"(__cvta_generic_to_global(p)), "r"(static_cast<std::uint32_t>(valid))
-               : "memory");
+/// 16 aligned bytes of data words, each of which may be of another time; zeros if not `valid`.
+MARROW_DEVICE Cell16 load_data_ahead(bool valid, const Cell16* p) {
+  Cell16 v;
+  asm volatile(
+      "{.reg .pred q; setp.ne.u32 q, %3, 0; mov.b64 %0, 0; mov.b64 %1, 0;"
+      " @q ld.global.v2.b64 {%0, %1}, [%2];}"
+      : "=l"(v.low), "=l"(v.high)
+      : "l"(__cvta_generic_to_global(p)), "r"(static_cast<std::uint32_t>(valid))
+      : "memory");
   return v;
 }
 /// A plain store to a window.

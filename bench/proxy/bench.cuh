@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the files of the proxy bench share: rows, the ring they are about, producers of the same shape.
+#pragma once
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "../floor/harness.cuh"
+
+namespace proxy_bench {
+
+using floors::must;
+using floors::Summary;
+using floors::summary;
+
+/// Slots of each ring, ours and the bare one.
+constexpr std::uint32_t kRing = 1u << 16;
+constexpr int kMostRings = 8;
+
+struct Row {
+  std::string what, unit, note;
+  int producers = 1, threads = 1;
+  bool gpu = true;      ///< else host code alone
+  std::string network;  ///< empty: none
+  Summary summary;
+  bool verified = false;
+};
+void add(Row row);
+
+/// How many of each producer's descriptors: about `total` in all.
+inline int each_of(int producers, std::uint64_t total) {
+  const auto each = static_cast<int>(total / static_cast<std::uint64_t>(producers));
+  return each < 8 ? 8 : each;
+}
+inline std::uint64_t total_of(int producers) {
+  return producers == 1 ? 200'000 : producers <= 1024 ? 8'000'000 : 4'000'000;
+}
+inline int blocks_of(int producers) {
+  return producers > 1024 ? producers / 128 : producers > 32 ? producers / 128 : 1;
+}
+inline int threads_of(int producers) { return producers / blocks_of(producers); }
+
+/// Runs the launch between two events on the stream. @return its ns
+double timed(cudaStream_t stream, const std::function<void()>& launch);
+
+inline void pin_self(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  (void)::pthread_setaffinity_np(::pthread_self(), sizeof(set), &set);
+}
+/// First CPU of those that drain rings; ours and the bare ones take the same.
+constexpr int kFirstCpu = 2;
+
+void bare_rows();
+void marrow_rows(const std::string& only);
+void mscclpp_rows();  ///< peer: only when built with -DMARROW_MSCCLPP=path
+
+}  // namespace proxy_bench
