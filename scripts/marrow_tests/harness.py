@@ -135,7 +135,8 @@ def _one_ctest(case, gtest_report):
         message = case.find("skipped")
         reason = message.get("message", "") if message is not None else ""
         bad = outcome == "notrun" and "SKIP" not in reason.upper()
-        return Result(failed=int(bad), skipped=int(not bad))
+        why = re.search(r"^SKIPPED: (.*)$", case.findtext("system-out") or "", re.M)
+        return Result(failed=int(bad), skipped=int(not bad), note=f"skipped: {why.group(1)}" if why else "")
     failed = outcome == "fail" or case.find("failure") is not None
     if gtest_report.exists():
         result = junit(gtest_report)
