@@ -6,6 +6,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -122,6 +123,51 @@ def test_unknown_nic_lists_the_known_ones(hosts):
                           capture_output=True, text=True, check=False, timeout=30, env={**os.environ, "MARROW_NIC": "ib7"})
     assert done.returncode != 0
     assert "MARROW_NIC=ib7" in done.stderr and "wire0" in done.stderr, done.stderr
+
+
+STRANGER = """
+import socket, struct, sys, time
+for _ in range(200):
+    try:
+        peer = socket.create_connection((sys.argv[1], int(sys.argv[2])), 1)
+        break
+    except OSError:
+        time.sleep(0.02)
+peer.sendall(struct.pack("<IHHQQ", 0x4657524d, 9, 1, 8, 0) + bytes(8 + 32))  # a frame as of version 9
+peer.settimeout(5)
+text = b""
+while True:
+    more = peer.recv(4096)
+    if not more:
+        break
+    text += more
+sys.stdout.buffer.write(text)
+"""
+
+
+def test_peer_of_another_version(plugged, folder):
+    """It is told; rank 0 says who it was and what it speaks; the others say who is missing, and nobody hangs."""
+    secret = folder / "secret"
+    secret.write_text(SECRET)
+    secret.chmod(0o600)
+    port = 4900 + os.getpid() % 90
+    ranks = []
+    for rank in (0, 1):
+        variables = {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+                     "MARROW_RENDEZVOUS": f"tcp://{plugged.address(0)}:{port}", "MARROW_SECRET_FILE": str(secret),
+                     "MARROW_BOOTSTRAP_TIMEOUT": "4s"}
+        ranks.append(subprocess.Popen(plugged.command(rank, [BUILD / "bin" / "marrow", "demo", "--path", "proxy", "--tokens",
+                                                             "32"]),
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                      env={**os.environ, **variables}))
+    told = subprocess.run(plugged.command(2, [sys.executable, "-c", STRANGER, plugged.address(0), port]),
+                          capture_output=True, check=False, timeout=30)
+    said = [process.communicate(timeout=20)[0] for process in ranks]
+    assert re.search(rb"speaks version \d+ of the bootstrap protocol and refused", told.stdout), told
+    assert all(process.returncode != 0 for process in ranks)
+    assert re.search(rf"from {plugged.address(2)}:\d+: it speaks version 9", said[0]), said[0]
+    for text in said:
+        assert re.search(r"timeout: .*\b2\b", text), text
 
 
 def test_killed_rank(plugged, folder):
