@@ -61,7 +61,7 @@ class Ranks:
             time.sleep(0.01)
         return path.read_text()
 
-    def result(self, rank, seconds=30):
+    def result(self, rank, seconds=45):
         self.processes[rank].wait(seconds)
         return self.hear(rank, "result", 1)
 
