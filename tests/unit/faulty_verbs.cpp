@@ -28,6 +28,7 @@ struct State {
   std::function<void(ibv_wc&)> completion;
   std::function<void(ibv_port_attr&)> port;
   std::function<void(const ibv_qp_attr&, int)> modify;
+  std::function<void(const ibv_send_wr&)> post;
   std::vector<ibv_gid_entry> gids;
   int most = 0;
   unsigned random = 1;
@@ -80,6 +81,10 @@ ibv_device** get_device_list(int* count) {
 
 int post_send(ibv_qp* qp, ibv_send_wr* request, ibv_send_wr** bad) {
   State& s = state();
+  {
+    std::lock_guard lock(s.mutex);
+    for (const ibv_send_wr* each = request; s.post && each; each = each->next) s.post(*each);
+  }
   const int error = fails(Call::post_send);
   if (!error) return s.post_send(qp, request, bad);
   // Those before the refused one go out, as with a real NIC.
@@ -310,6 +315,11 @@ void on_modify(std::function<void(const ibv_qp_attr&, int)> look) {
   std::lock_guard lock(s.mutex);
   s.modify = std::move(look);
 }
+void on_post(std::function<void(const ibv_send_wr&)> look) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  s.post = std::move(look);
+}
 void set_gids(std::vector<ibv_gid_entry> gids) {
   State& s = state();
   std::lock_guard lock(s.mutex);
@@ -342,6 +352,7 @@ void reset() {
   on_completion({});
   on_port({});
   on_modify({});
+  on_post({});
   short_polls(0);
   set_gids({});
 }

@@ -57,6 +57,8 @@ void short_polls(int most);
 void on_port(std::function<void(verbs::ibv_port_attr& port)> change);
 /// Sees each modify_qp.
 void on_modify(std::function<void(const verbs::ibv_qp_attr& attr, int mask)> look);
+/// Sees each request that is posted.
+void on_post(std::function<void(const verbs::ibv_send_wr& request)> look);
 /// Fakes a RoCE port's GID table; empty: softnic's own.
 void set_gids(std::vector<verbs::ibv_gid_entry> gids);
 /// Delivers an asynchronous event to every open device. qp and cq stand for those made last.

@@ -525,6 +525,52 @@ TEST_F(VerbsFaults, RanksWithDifferentRoceVersionsOrNicsAreRefusedAtSetUp) {
 
 // --- registration ---------------------------------------------------------------------------------
 
+/// A message must not overtake what was put into GPU memory before it: host and GPU memory lie on two ways,
+/// so a READ from the GPU's comes back first. The key is made to say that it is a GPU's.
+TEST_F(VerbsFaults, WhatFollowsAPutIntoGpuMemoryWaitsForARead) {
+  Sides net("verbs", kProvider);
+  ASSERT_EQ(net.problem, "");
+  net[0].network->release_key(net[0].endpoint, net.memory[1].remote[0]);
+  net.memory[1].key[24] = 1;
+  ASSERT_EQ(net[0].network->import_key(net[0].endpoint, 1, net.memory[1].key,
+                                       net.memory[1].key_bytes, &net.memory[1].remote[0]),
+            0);
+  std::string posted;
+  faulty::on_post([&](const verbs::ibv_send_wr& request) {
+    if (request.wr_id >> 32 != 1) return;  // rank 1's own
+    const char* names[] = {"write", "write+imm", "send", "send+imm", "read", "cas", "add"};
+    posted += std::string(posted.empty() ? "" : " ") + names[request.opcode] +
+              (request.send_flags & verbs::IBV_SEND_FENCE ? "(fenced)" : "");
+  });
+  const auto all = [&](std::vector<marrow_network_operation> operations) {
+    posted.clear();
+    EXPECT_TRUE(net.until([&] {
+      return net[0].network->post(net[0].endpoint, operations.data(),
+                                  static_cast<std::uint32_t>(operations.size())) ==
+             static_cast<int>(operations.size());
+    }));
+    EXPECT_TRUE(net.until([&] { return net[0].done.count(operations.back().token) != 0; }));
+    for (const auto& o : operations) EXPECT_EQ(net[0].status_of(o.token), MARROW_NETWORK_OK);
+    return posted;
+  };
+  const auto put = [&](bool immediate) {
+    auto o = net.operation(MARROW_NETWORK_PUT, 0, 1);
+    o.bytes = 100;
+    o.has_immediate = immediate;
+    o.immediate = 5;
+    return o;
+  };
+  EXPECT_EQ(all({net.message(0, 1, "a")}), "send");
+  EXPECT_EQ(all({put(false), put(false), net.message(0, 1, "b"), net.message(0, 1, "c")}),
+            "write write read send(fenced) send");
+  EXPECT_EQ(all({put(true)}), "write read write+imm(fenced)");
+  EXPECT_EQ(all({put(false), net.operation(MARROW_NETWORK_FLUSH, 0, 1),
+                 net.operation(MARROW_NETWORK_FLUSH, 0, 1)}),
+            "write read read read");
+  EXPECT_TRUE(net.until([&] { return net[1].immediates.size() == 1; }));
+  EXPECT_EQ(net[1].messages.size(), 3u);
+}
+
 /// GPU memory, without a GPU: which calls are made, in which order, and what is said when none works.
 TEST_F(VerbsFaults, GpuMemoryIsADmaBufElsePeerMemoryElseASentence) {
   verbs::Table table = verbs::provider("faulty");

@@ -66,6 +66,8 @@ class Endpoint final : private Connectable {
  private:
   static constexpr std::uint32_t kChain = 64;  ///< work requests of one doorbell
 
+  static constexpr std::uint32_t kMostRequests = 3;  ///< of one operation
+
   /// A send under way.
   struct Slot {
     std::uint64_t token = 0;
@@ -121,6 +123,8 @@ class Endpoint final : private Connectable {
   const char* wrong(const Peer& peer, const marrow_network_operation& o) const;
   bool fits(Peer& peer, const marrow_network_operation& o, std::uint32_t chained);
   void fill(Peer& peer, const marrow_network_operation& o);
+  void fill_read(Peer& peer, std::uint64_t from, std::uint32_t rkey, const Slot& slot);
+  bool fill_gpu_read(Peer& peer, const Slot& slot);
   void fill_flush(Peer& peer, const marrow_network_operation& o);
   marrow::verbs::ibv_send_wr& next(Peer& peer, int opcode, const Slot& slot);
   void payload(Peer& peer, marrow::verbs::ibv_send_wr& request, const void* data,

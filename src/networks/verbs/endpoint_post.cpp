@@ -75,7 +75,7 @@ const char* Endpoint::wrong(const Peer& peer, const marrow_network_operation& o)
 /// Whether there is room for it: in the queue, and at the peer.
 bool Endpoint::fits(Peer& peer, const marrow_network_operation& o, std::uint32_t chained) {
   const std::uint32_t used = peer.posted - peer.completed + chained;
-  if (used + 2 > peer.queue->depth()) return false;
+  if (used + kMostRequests > peer.queue->depth()) return false;
   if (!takes_receive(o)) return true;
   // Acquire: what the peer did with those messages is over.
   const std::uint64_t returned =
@@ -110,21 +110,28 @@ void Endpoint::payload(Peer& peer, v::ibv_send_wr& request, const void* data, st
   *request.sg_list = {reinterpret_cast<std::uint64_t>(copy), bytes, peer.queue->lkey()};
 }
 
-void Endpoint::fill_flush(Peer& peer, const marrow_network_operation& o) {
-  const auto read = [&](std::uint64_t from, std::uint32_t rkey, bool last) {
-    v::ibv_send_wr& request =
-        next(peer, v::IBV_WR_RDMA_READ, {o.token, 8, 0, MARROW_NETWORK_FLUSH, last});
-    request.num_sge = 1;
-    *request.sg_list = {reinterpret_cast<std::uint64_t>(peer.queue->sink()), last ? 8u : 1u,
-                        peer.queue->lkey()};
-    request.wr.rdma.remote_addr = from;
-    request.wr.rdma.rkey = rkey;
-  };
-  // A READ pushes the writes before it out on its own way only, and host and GPU memory lie on two.
-  if (peer.gpu) read(peer.gpu_region.address, peer.gpu_region.rkey, false);
+/// A READ pushes the writes before it out, but only those on its own way: host and GPU memory lie on two.
+void Endpoint::fill_read(Peer& peer, std::uint64_t from, std::uint32_t rkey, const Slot& slot) {
+  v::ibv_send_wr& request = next(peer, v::IBV_WR_RDMA_READ, slot);
+  request.num_sge = 1;
+  *request.sg_list = {reinterpret_cast<std::uint64_t>(peer.queue->sink()), 1, peer.queue->lkey()};
+  request.wr.rdma.remote_addr = from;
+  request.wr.rdma.rkey = rkey;
+}
+
+/// If the peer's GPU memory was written to: sees to it that all of it is placed. @return whether it was
+bool Endpoint::fill_gpu_read(Peer& peer, const Slot& slot) {
+  if (!peer.gpu) return false;
   peer.gpu = nullptr;
+  fill_read(peer, peer.gpu_region.address, peer.gpu_region.rkey, slot);
+  return true;
+}
+
+void Endpoint::fill_flush(Peer& peer, const marrow_network_operation& o) {
+  fill_gpu_read(peer, {o.token, 1, 0, MARROW_NETWORK_FLUSH, false});
   const End& theirs = peer.queue->theirs();
-  read(theirs.control + offsetof(ControlWords, read_me), theirs.control_rkey, true);
+  fill_read(peer, theirs.control + offsetof(ControlWords, read_me), theirs.control_rkey,
+            {o.token, 1, 0, MARROW_NETWORK_FLUSH, true});
 }
 
 void Endpoint::fill(Peer& peer, const marrow_network_operation& o) {
@@ -132,8 +139,12 @@ void Endpoint::fill(Peer& peer, const marrow_network_operation& o) {
   const Slot slot{o.token, o.bytes, o.remote_offset, o.kind, true};
   if (takes_receive(o)) ++peer.messages;
   if (o.kind == MARROW_NETWORK_MESSAGE) {
-    payload(peer, next(peer, v::IBV_WR_SEND, slot), o.inline_data,
-            static_cast<std::uint32_t>(o.bytes));
+    // The peer learns of it through host memory, which no NIC orders behind GPU memory: the message
+    // leaves when a READ has come back.
+    const bool after_gpu = fill_gpu_read(peer, {o.token, 1, 0, MARROW_NETWORK_FLUSH, false});
+    v::ibv_send_wr& request = next(peer, v::IBV_WR_SEND, slot);
+    if (after_gpu) request.send_flags |= v::IBV_SEND_FENCE;
+    payload(peer, request, o.inline_data, static_cast<std::uint32_t>(o.bytes));
     return;
   }
   const RemoteRegion& remote = remote_of(o);
@@ -151,10 +162,14 @@ void Endpoint::fill(Peer& peer, const marrow_network_operation& o) {
     request.wr.atomic.compare_add = swap ? o.compare : o.operand;
     request.wr.atomic.swap = o.operand;
   } else {
+    // Into GPU memory the immediate goes on its own, as a message does.
+    const bool apart = o.has_immediate && (remote.gpu || peer.gpu);
     const int opcode = o.kind == MARROW_NETWORK_GET ? v::IBV_WR_RDMA_READ
-                       : o.has_immediate            ? v::IBV_WR_RDMA_WRITE_WITH_IMM
+                       : o.has_immediate && !apart  ? v::IBV_WR_RDMA_WRITE_WITH_IMM
                                                     : v::IBV_WR_RDMA_WRITE;
-    v::ibv_send_wr& request = next(peer, opcode, slot);
+    Slot of_data = slot;
+    of_data.completes = !apart;
+    v::ibv_send_wr& request = next(peer, opcode, of_data);
     request.wr.rdma.remote_addr = target;
     request.wr.rdma.rkey = remote.rkey;
     if (o.has_immediate) request.imm_data = htonl(o.immediate);
@@ -175,6 +190,13 @@ void Endpoint::fill(Peer& peer, const marrow_network_operation& o) {
   if (remote.gpu && o.kind != MARROW_NETWORK_GET) {
     peer.gpu_region = remote;
     peer.gpu = &peer.gpu_region;
+  }
+  if (o.has_immediate && fill_gpu_read(peer, {o.token, 1, 0, MARROW_NETWORK_FLUSH, false})) {
+    v::ibv_send_wr& request = next(peer, v::IBV_WR_RDMA_WRITE_WITH_IMM, slot);
+    request.wr.rdma.remote_addr = target;
+    request.wr.rdma.rkey = remote.rkey;
+    request.imm_data = htonl(o.immediate);
+    request.send_flags |= v::IBV_SEND_FENCE;
   }
 }
 
@@ -232,7 +254,7 @@ std::uint32_t Endpoint::post(const marrow_network_operation* operations, std::ui
     }
     if (!fits(peer, o, chained_)) break;
     fill(peer, o);
-    if (chained_ + 2 > kChain) submit(peer);
+    if (chained_ + kMostRequests > kChain) submit(peer);
   }
   submit(peer);
   return taken;
