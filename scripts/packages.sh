@@ -85,6 +85,7 @@ install_command() {
         libclang-rt-dev) names+=(compiler-rt) ;;
         libibverbs-dev) names+=(rdma-core-devel) ;;
         libfabric-dev) names+=(libfabric-devel) ;;
+        libhwloc-dev) names+=(hwloc-devel) ;;
         openmpi-bin) names+=(openmpi) ;;
         iproute2) names+=(iproute) ;;
         ibverbs-utils) names+=(libibverbs-utils) ;;

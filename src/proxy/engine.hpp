@@ -41,7 +41,7 @@ struct Ring {
   RingReader reader;
   int context;
   int counters;                   ///< of the device communicator
-  bool busy = false;              ///< the last pass found as many as it could take
+  bool deep = false;              ///< in this pass: far more wait than it takes
   std::uint64_t told = 0;         ///< index up to which producers know that slots are free
   std::uint64_t outstanding = 0;  ///< operations drained and not complete
   std::vector<std::unique_ptr<Queue>> queues;  ///< [nranks], made on first use

@@ -39,6 +39,7 @@ bool Engine::drain_ring(Ring& ring) {
       ~std::uint64_t{0} << 56 & ~kProxyLapBit & ~(std::uint64_t{1} << 57);
   constexpr std::uint64_t kCounter = std::uint64_t{kProxyMaxCounters} << 23;
   constexpr auto of = [](ProxyOpcode opcode) { return static_cast<std::uint64_t>(opcode) << 58; };
+  ring.deep = ring.reader.deep();
   while (left != 0) {
     const std::uint64_t word = RingReader::high(ring.reader.place()->chunk[0]);
     if ((word ^ ring.reader.lap()) & kProxyLapBit) break;
@@ -61,8 +62,8 @@ bool Engine::drain_ring(Ring& ring) {
   // The slots were read: producers may reuse them. While there is more than a pass takes, not at each pass: the
   // word comes back from the GPU's side every time.
   const std::uint64_t index = ring.reader.index();
-  ring.busy = left == 0;
-  if (index - ring.told >= (ring.busy ? std::min<std::uint64_t>(size / 8, 1024) : 1)) {
+  if (index != first) ring.reader.look_deep();
+  if (index - ring.told >= (left == 0 ? std::min<std::uint64_t>(size / 8, 1024) : 1)) {
     ring.told = index;
     std::atomic_ref(*ring.device.rings->consumed(ring.context, thread_))
         .store(index, std::memory_order_release);
@@ -99,9 +100,9 @@ std::uint32_t Engine::drain_run(Ring& ring, std::uint64_t head, std::uint32_t mo
   marrow_network_operation* o = begin;
   const std::uint64_t lap = reader.lap(), first = head | lap, second = like.chunk[1].high | lap;
   // The lines come from a cache that the GPU wrote to, one every 6 ns if they are asked for when they are read. So
-  // they are asked for long before, into L2; not when the ring is about empty, since then the GPU has yet to
-  // write them.
-  const std::uint64_t ahead = ring.busy ? RingReader::kAhead : 0;
+  // they are asked for long before, into L2; but not while the GPU has yet to write them: its stores would
+  // then wait for us.
+  const std::uint64_t ahead = ring.deep ? RingReader::kAhead : 0;
   for (; o != last; ++o, ++d) {
     __builtin_prefetch(d + ahead, 0, 2);
     if ((RingReader::high(d->chunk[0]) ^ first) | (RingReader::high(d->chunk[1]) ^ second) |

@@ -40,8 +40,15 @@ class RingReader {
     return word.load(std::memory_order_acquire);
 #endif
   }
-  /// How many descriptors ahead to fetch when there are many.
+  /// How many descriptors ahead to fetch, when deep() says that they are written already.
   static constexpr std::uint64_t kAhead = 96;
+  /// Whether kDeep descriptors from here on are there (one says it for all). look_deep() fetches the word that
+  /// the next deep() needs.
+  static constexpr std::uint64_t kDeep = 256;
+  bool deep() const {
+    return !((high(deep_slot().chunk[0]) ^ proxy_lap(index_ + kDeep, log_size_)) & kProxyLapBit);
+  }
+  void look_deep() const { __builtin_prefetch(&deep_slot()); }
 
   /// Takes up to n of them, as many as are there.
   std::uint32_t take(ProxyDescriptor* out, std::uint32_t n) {
@@ -64,6 +71,8 @@ class RingReader {
   }
 
  private:
+  const ProxyDescriptor& deep_slot() const { return slots_[(index_ + kDeep) & (size() - 1)]; }
+
   const ProxyDescriptor* slots_;
   std::uint32_t log_size_;
   std::uint64_t index_;
