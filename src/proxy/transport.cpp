@@ -356,7 +356,8 @@ std::unique_ptr<Transport> Transport::open(bootstrap::Bootstrap& bootstrap,
   const std::vector<Blob> lists =
       bootstrap::gather_together(bootstrap, "reading MARROW_NETWORK", [&] {
         mine = candidates(base::parameter_string("MARROW_NETWORK", parameters));
-        (void)Pinning(base::parameter_string("MARROW_PROXY_CPUS", parameters), -1);  // refuses nonsense
+        (void)Pinning(base::parameter_string("MARROW_PROXY_CPUS", parameters),
+                      -1);  // refuses nonsense
         transport = std::make_unique<TransportImpl>(bootstrap, parameters, std::move(hooks));
         std::string names;
         for (const Candidate& candidate : mine)

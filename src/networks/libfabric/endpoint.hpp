@@ -143,7 +143,7 @@ class Endpoint {
   std::uint32_t take(const fi_cq_data_entry& entry, fi_addr_t source);
   std::uint32_t take_packet(const Packet& packet, std::size_t bytes);
   void take_error();
-  bool store_value(std::uint32_t source, const Packet& packet);
+  bool store_packet(std::uint32_t source, const Packet& packet);
   std::uint32_t take_aborted();
   bool follows(const Packet& packet);
   void peer_down(std::uint32_t peer, const std::string& why);

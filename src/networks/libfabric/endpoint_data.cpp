@@ -10,6 +10,7 @@
 #include "marrow/error.hpp"
 #include "networks/libfabric/endpoint.hpp"
 #include "networks/libfabric/table.hpp"
+#include "networks/store_value.hpp"
 
 namespace marrow::networks::libfabric {
 namespace {
@@ -21,23 +22,6 @@ const Region& local(const marrow_network_operation& o) {
 }
 const Remote& remote(const marrow_network_operation& o) {
   return *static_cast<const Remote*>(o.remote);
-}
-
-/// Aligned 8-byte words whole and released, since a kernel may poll one; the rest byte by byte.
-void store_released(std::byte* to, const std::uint8_t* from, std::size_t bytes) {
-  std::size_t done = 0;
-  if ((reinterpret_cast<std::uintptr_t>(to) & 7) == 0) {
-    for (; done + 8 <= bytes; done += 8) {
-      std::uint64_t word;
-      std::memcpy(&word, from + done, 8);
-      std::atomic_ref(*reinterpret_cast<std::uint64_t*>(to + done))
-          .store(word, std::memory_order_release);
-    }
-  }
-  for (; done < bytes; ++done) {
-    std::atomic_ref(*reinterpret_cast<std::uint8_t*>(to + done))
-        .store(from[done], std::memory_order_release);
-  }
 }
 
 /// Whether the failure is of the way to the peer, and not of this operation.
@@ -158,7 +142,7 @@ void Endpoint::run_own(const marrow_network_operation& o) {
       std::memcpy(remote(o).own + o.remote_offset, local(o).data + o.local_offset, o.bytes);
       break;
     case MARROW_NETWORK_PUT_VALUE:
-      store_released(remote(o).own + o.remote_offset, o.inline_data, o.bytes);
+      store_value(remote(o).own + o.remote_offset, o.inline_data, o.bytes);
       break;
     case MARROW_NETWORK_GET:
       std::memcpy(local(o).data + o.local_offset, remote(o).own + o.remote_offset, o.bytes);
@@ -251,7 +235,7 @@ std::uint32_t Endpoint::take_aborted() {
   return any;
 }
 
-bool Endpoint::store_value(std::uint32_t source, const Packet& packet) {
+bool Endpoint::store_packet(std::uint32_t source, const Packet& packet) {
   const auto& value = packet.content.value;
   std::lock_guard lock(mutex_);  // the region stays while we write to it
   const auto found = regions_.find(value.region);
@@ -262,7 +246,7 @@ bool Endpoint::store_value(std::uint32_t source, const Packet& packet) {
                " of a region of ", region.bytes, ": refused"));
     return false;
   }
-  store_released(region.data + value.offset, value.data, packet.bytes);
+  store_value(region.data + value.offset, value.data, packet.bytes);
   return true;
 }
 
@@ -293,7 +277,7 @@ std::uint32_t Endpoint::take_packet(const Packet& packet, std::size_t bytes) {
       bytes != Packet::kHeader + Packet::kValueHeader + packet.bytes)
     return 0;
   // A region that was closed meanwhile: its sequence counts all the same.
-  store_value(source, packet);
+  store_packet(source, packet);
   if (packet.has_immediate) events_.immediate(events_.user, source, packet.content.value.immediate);
   return 1;
 }
