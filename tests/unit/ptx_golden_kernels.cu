@@ -70,6 +70,14 @@ __global__ void proxy_value_signal(DeviceCommunicator comm, WindowHandle window,
   const detail::Then then{&comm.sync[2], 8, 1, true};
   (void)detail::PathProxy::put_value(comm, 0, 1, window, 0, &value, 8, then, {});
 }
+__global__ void proxy_value_alone(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
+                                  const MARROW_GRID_CONSTANT WindowHandle window, Word value) {
+  const Gin<Path::proxy> gin(comm, 0, Sharing::thread);
+  (void)gin.put_value(1, window, 0, value);
+}
+__global__ void proxy_small_put(DeviceCommunicator comm, WindowHandle window) {
+  (void)detail::PathProxy::put(comm, 0, {1, window, 0, Region(window), 0, 24}, {}, {});
+}
 #define GDA_PUT(NAME, SHARING, ...)                                        \
   __global__ void NAME(const MARROW_GRID_CONSTANT DeviceCommunicator comm, \
                        const MARROW_GRID_CONSTANT WindowHandle window) {   \

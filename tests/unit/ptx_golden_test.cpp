@@ -213,6 +213,33 @@ TEST_P(PtxGolden, ProxyPostsFourCellsBehindAtMostOneRelease) {
       << "an inline value needs no fence";
 }
 
+// The short way of an exclusive context comes first in the code: index and limit in one load, the index, four cells, the
+// ticket, nothing at a wider scope than the thread but the cells. Behind it stands the long way, with the wait for
+// room.
+TEST_P(PtxGolden, ProxyValueOfAnExclusiveContextIsFourCellsAndTwoPlainStores) {
+  const List& all = of("proxy_value_alone");
+  const List cells(4, "st.relaxed.sys.b128");
+  ASSERT_GT(all.size(), 6u);
+  EXPECT_EQ(all[0], kForeignAbi);
+  EXPECT_TRUE(std::equal(cells.begin(), cells.end(), all.begin() + 1));
+  for (const std::string& instruction : all) {
+    EXPECT_NE(instruction.rfind("fence", 0), 0u) << instruction;
+    EXPECT_NE(instruction.rfind("membar", 0), 0u) << instruction;
+  }
+}
+
+// What fits a descriptor is read by the kernel; the way with a release behind it is for sources that are not inside their
+// region, which the host refuses.
+TEST_P(PtxGolden, ProxySmallPutTravelsInItsDescriptorWithoutARelease) {
+  const List& all = of("proxy_small_put");
+  const List cells(4, "st.relaxed.sys.b128");
+  const auto released = std::find(all.begin(), all.end(), release("sys"));
+  const auto sent = std::search(all.begin(), all.end(), cells.begin(), cells.end());
+  EXPECT_NE(sent, all.end());
+  EXPECT_EQ(std::count(all.begin(), all.end(), release("sys")), 1);
+  EXPECT_NE(released, all.end());
+}
+
 // The short way of a put comes first in the code: one release, record, doorbell. Behind it stands the long
 // way: for queues that another processor reads, with the wait for room and what it takes to report failures.
 TEST_P(PtxGolden, GdaPutOfOneThreadIsOneReleaseThenRecordThenDoorbell) {
