@@ -226,14 +226,25 @@ class Group::State {
   std::vector<bool> agree(std::chrono::milliseconds deadline, void* stream) {
     (void)report(stream, false);
     std::vector<bool> failed = comm_.agree_failures(deadline);
-    // Nobody sends any more; all start at a batch number that nobody has used.
-    std::uint64_t mine = sent_;
-    const auto all = comm_.allgather(&mine, sizeof mine);
+    // Nobody sends any more. What is still under way must land before anybody empties its buffers and resets its
+    // signals; so each flushes, and the exchange below shows that all have.
+    const Status flushed = flush(deadline, stream);
+    const std::uint64_t mine[2] = {sent_, static_cast<std::uint64_t>(flushed)};
+    const auto all = comm_.allgather(mine, sizeof mine);
+    // All start at a batch number that nobody has used.
     std::uint64_t next = 0;
-    for (const auto& bytes : all) {
-      std::uint64_t theirs = 0;
-      if (bytes.size() == sizeof theirs) std::memcpy(&theirs, bytes.data(), sizeof theirs);
-      next = std::max(next, theirs);
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      std::uint64_t theirs[2] = {};
+      if (all[r].size() == sizeof theirs) std::memcpy(theirs, all[r].data(), sizeof theirs);
+      next = std::max(next, theirs[0]);
+      const Status status = static_cast<Status>(theirs[1]);
+      if (status == Status::ok) continue;
+      throw Error(status == Status::peer_failed ? Code::peer_failed
+                  : status == Status::aborted   ? Code::aborted
+                                                : Code::timeout,
+                  "rank " + std::to_string(r) + " could not bring to an end within " +
+                      std::to_string(deadline.count()) + " ms what it had sent: " + name(status),
+                  "call agree() again on all survivors; see comm.check() of that rank");
     }
     auto* words = failed_on_host();
     bool any = false;
@@ -263,6 +274,17 @@ class Group::State {
   }
   std::uint16_t* experts_on_host() const {
     return reinterpret_cast<std::uint16_t*>(failed_on_host() + plan_.shape.ranks);
+  }
+
+  /// Everything we sent has arrived at all peers that are alive, or why not.
+  Status flush(std::chrono::milliseconds deadline, void* stream) {
+    if (!plan_.shape.far_any) return Status::ok;
+    *static_cast<std::uint64_t*>(host_.host()) = static_cast<std::uint64_t>(Status::invalid);
+    const auto ns = std::max<std::int64_t>(1, deadline.count()) * std::int64_t{1000000};
+    launches_.flush(target(stream), device_.handle(), words_on_host(),
+                    static_cast<std::uint64_t>(ns));
+    synchronize(stream);
+    return static_cast<Status>(*static_cast<const std::uint64_t*>(host_.host()));
   }
 
   void reset(std::uint64_t batch, const std::uint32_t* failed, void* stream) {

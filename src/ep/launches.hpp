@@ -33,6 +33,9 @@ struct Launches {
                    const DispatchInput&, const DispatchOutput&, std::uint64_t handle, Phase);
   void (*combine)(const Target&, const DeviceCommunicator&, const WindowHandle&, const Shape&,
                   const CombineInput&, const CombineOutput&, std::uint64_t handle, Phase);
+  /// See flush_kernel.
+  void (*flush)(const Target&, const DeviceCommunicator&, std::uint64_t* to,
+                std::uint64_t deadline_ns);
   /// See reset_kernel.
   void (*reset)(const Target&, const DeviceCommunicator&, const WindowHandle&, const Shape&,
                 std::uint64_t batch, const std::uint32_t* failed, const std::uint16_t* experts);

@@ -110,6 +110,11 @@ inline void run_combine(const Target& t, const DeviceCommunicator& comm, const W
   }
 }
 
+inline void run_flush(const Target& t, const DeviceCommunicator& comm, std::uint64_t* to,
+                      std::uint64_t deadline_ns) {
+  launch(t.place, 1, t.threads, 0, flush_kernel, comm, to, deadline_ns);
+}
+
 inline void run_reset(const Target& t, const DeviceCommunicator& comm, const WindowHandle& w,
                       const Shape& s, std::uint64_t batch, const std::uint32_t* failed,
                       const std::uint16_t* experts) {

@@ -25,7 +25,7 @@ int processors(const Place& place) {
 }  // namespace
 
 const Launches& gpu_launches() {
-  static constexpr Launches kGpu{run_dispatch, run_combine, run_reset,
+  static constexpr Launches kGpu{run_dispatch, run_combine, run_flush, run_reset,
                                  run_report,   synchronize, processors};
   return kGpu;
 }

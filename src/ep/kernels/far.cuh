@@ -131,6 +131,15 @@ MARROW_KERNEL far_wait_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm
   }
 }
 
+/// Before survivors start anew: what this rank has put and signalled has arrived everywhere, so that nothing of it comes
+/// after the peers have emptied their buffers. One block. to: one word in host memory for the Status
+MARROW_KERNEL flush_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm, std::uint64_t* to,
+                           std::uint64_t deadline_ns) {
+  const Gin<> gin(comm, 0);
+  const Status status = gin.flush_remote(Block{}, Deadline{deadline_ns});
+  if (thread_index() == 0) *to = static_cast<std::uint64_t>(status);
+}
+
 /// Empties the receive buffers and starts counting at `batch`: at the beginning, and when the survivors of a
 /// failure start anew. failed: [R] words in host memory, or null; experts: [E] ranks of experts in host memory, or null.
 MARROW_KERNEL reset_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
