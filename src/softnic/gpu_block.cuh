@@ -65,7 +65,7 @@ struct alignas(16) FastQueue {
 struct Block {
   Launch launch;
   Region cache[kWorkers][kCachedRegions];
-  FastQueue fast[kHotQueuePairs];
+  FastQueue fast[kFastQueuePairs];
   QueuePair queue_pairs[kHotQueuePairs];
   CompletionQueue completion_queues[kHotCompletionQueues];
   Work work[kWorkers];

@@ -65,7 +65,7 @@ class Worker {
         __nanosleep(1000);
         continue;
       }
-      const Found found = fast_loop(warp_, lane_, seen, count, count > kHotQueuePairs);
+      const Found found = fast_loop(warp_, lane_, seen, count, count > kFastQueuePairs);
       switch (found.event) {
         case Event::attention: break;
         case Event::far:
@@ -120,7 +120,7 @@ class Worker {
     for (std::uint32_t first = warp_; first < count; first += kWorkers * 32) {
       const std::uint32_t index = first + lane_ * kWorkers;
       bool due = false;
-      if (index < count && index >= kHotQueuePairs) {
+      if (index < count && index >= kFastQueuePairs) {
         QueuePair& qp = queue_pair(index);
         if (qp.depth != 0 && (qp.state == mlx5::kReadyToSend || qp.state == mlx5::kError)) {
           const Hints hints = load_hints<GpuAccess>(qp);

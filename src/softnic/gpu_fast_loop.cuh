@@ -14,7 +14,7 @@ namespace {
 /// WQEs that one look serves: a lane each.
 constexpr std::uint32_t kRun = 32;
 /// How long a warp rests after so many empty looks in a row: loads that are under way hold up the SM's fences and its
-/// copy engine (1 MiB with 64 idle queues took 33.3 us, with two 28.5). A queue that was idle for milliseconds is seen
+/// copy engine (1 MiB with 128 queue pairs took 33.3 us, with four 28.5). A queue that was idle for milliseconds is seen
 /// a microsecond later for that.
 __device__ __forceinline__ std::uint32_t rest_after(std::uint32_t empty_looks) {
   return empty_looks > 2048 ? 2000 : empty_looks > 512 ? 500 : empty_looks > 64 ? 100 : 0;
@@ -226,9 +226,10 @@ __device__ __forceinline__ Found fast_loop(unsigned warp, unsigned lane, std::ui
   Block& block = the_block();
   Found found{Event::attention, 0};
   const std::uint32_t index = warp + lane * kWorkers;
-  const bool hot = index < count && index < kHotQueuePairs;
+  const bool ours = index < count;
   FastLane mine;
-  if (hot) mine.open(block.queue_pairs[index], block.fast[index]);
+  if (ours) mine.open(queue_pair(index), block.fast[index]);
+  __syncwarp();  // what a lane has laid out is for all of them
   const bool watches = __any_sync(kAll, mine.is(FastLane::kOn));
   const bool others = __any_sync(kAll, mine.is(FastLane::kOther));
   std::uint32_t empty = 0, looks = 0;
@@ -238,7 +239,7 @@ __device__ __forceinline__ Found fast_loop(unsigned warp, unsigned lane, std::ui
     const std::uint32_t word = load_relaxed<Scope::system>(mine.record);
     std::uint64_t second = 0;
     if (others && mine.is(FastLane::kOther)) {
-      second = load_relaxed<Scope::system>(block.queue_pairs[index].other_doorbell);
+      second = load_relaxed<Scope::system>(queue_pair(index).other_doorbell);
     }
     const bool called = volatile_load(block.attention) != seen;
     // Not in a register, which would be one too many.
@@ -246,7 +247,7 @@ __device__ __forceinline__ Found fast_loop(unsigned warp, unsigned lane, std::ui
     bool due =
         called || cell != mine.last_doorbell || word != mine.last_record || mine.pending != 0;
     if (others && mine.is(FastLane::kOther))
-      due = due || second != block.queue_pairs[index].last_other_doorbell;
+      due = due || second != queue_pair(index).last_other_doorbell;
     const std::uint32_t left = __ballot_sync(kAll, due);
     if (left == 0) {
       if (far && ++looks == kLooksBeforeFar) {
@@ -270,7 +271,7 @@ __device__ __forceinline__ Found fast_loop(unsigned warp, unsigned lane, std::ui
     if (due) {
       if (others && mine.is(FastLane::kOther)) {
         // Rare (BlueFlame), so by the general way.
-        QueuePair& qp = block.queue_pairs[index];
+        QueuePair& qp = queue_pair(index);
         mine.keep(qp);
         good = update_producer(qp, Hints{cell, second, word});
         mine.pending = static_cast<std::uint16_t>(qp.producer - qp.consumer);
@@ -350,7 +351,7 @@ __device__ __forceinline__ Found fast_loop(unsigned warp, unsigned lane, std::ui
       mine.pending -= run;
       mine.produced += __popc(all);
       if (mine.is(FastLane::kCounts)) {
-        GpuAccess::store_relaxed(&block.queue_pairs[its].send_cq->good, mine.produced);
+        GpuAccess::store_relaxed(&queue_pair(its).send_cq->good, mine.produced);
       }
       volatile_store(block.active, 1u);
     }
@@ -360,7 +361,7 @@ __device__ __forceinline__ Found fast_loop(unsigned warp, unsigned lane, std::ui
     }
   }
   __syncwarp();
-  if (hot) mine.keep(block.queue_pairs[index]);
+  if (ours) mine.keep(queue_pair(index));
   __syncwarp();
   return found;
 }

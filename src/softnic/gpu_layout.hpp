@@ -19,8 +19,10 @@ inline constexpr std::uint32_t kThreads = kWarps * 32;
 inline constexpr std::uint32_t kMaxQueuePairs = 2048;
 inline constexpr std::uint32_t kMaxCompletionQueues = 4096;
 /// So many of them live in shared memory while the block runs.
-inline constexpr std::uint32_t kHotQueuePairs = 192;
-inline constexpr std::uint32_t kHotCompletionQueues = 192;
+inline constexpr std::uint32_t kHotQueuePairs = 128;
+inline constexpr std::uint32_t kHotCompletionQueues = 128;
+/// So many have their small WRITEs served by the fast loop, a lane each, wherever they live.
+inline constexpr std::uint32_t kFastQueuePairs = kWorkers * 32;
 /// Doorbell cells, 64 bytes each.
 inline constexpr std::uint32_t kCells = 2048;
 inline constexpr std::uint32_t kCellBytes = 64;

@@ -229,10 +229,14 @@ TEST_F(SoftnicGpuBlock, WritesOfEveryLengthInOrder) {
   ASSERT_EQ(std::memcmp(target + to, source, 320), 0);
 }
 
-/// More queue pairs than the fast loop has room for.
-TEST_F(SoftnicGpuBlock, QueuesBeyondTheFastLoop) {
+/// More queue pairs than shared memory has room for, and than the fast loop has.
+class SoftnicGpuBlockFar : public SoftnicGpuBlock,
+                           public ::testing::WithParamInterface<std::uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(Queues, SoftnicGpuBlockFar,
+                         ::testing::Values(kHotQueuePairs + 3, kFastQueuePairs + 3));
+TEST_P(SoftnicGpuBlockFar, QueuesBeyondTheNearOnes) {
   start();
-  constexpr std::uint32_t kFar = kHotQueuePairs + 3;
+  const std::uint32_t kFar = GetParam();
   Queue& near = add_queue(1);
   Queue& far = add_queue(kFar);
   for (std::uint32_t i = 0; i < 3; ++i) {
