@@ -40,7 +40,11 @@ fi
 grep -iE "rank 1" "$out/killed.log" | head -3 | cut -c1-200
 sleep 1
 left=$(nvidia-smi --query-compute-apps=pid --format=csv,noheader 2>/dev/null | grep -c .)
-[ "$left" = 0 ] && echo "ok    nothing left on the GPU" || { echo "FAIL  $left processes left on the GPU"; failed=1; }
+if [ "$left" = 0 ]; then
+  echo "ok    nothing left on the GPU"
+else
+  echo "FAIL  $left processes left on the GPU"; failed=1
+fi
 if run 2000 > "$out/after.log" 2>&1; then
   echo "ok    the next run: $(tail -1 "$out/after.log" | cut -c1-120)"
 else
