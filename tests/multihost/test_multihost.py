@@ -98,6 +98,16 @@ def test_demo_under_mpirun(hosts, mpirun, folder):
     assert re.search(r"proxy +libfabric +yes", done.stdout), done.stdout
 
 
+def test_no_signal_is_lost_early_or_counted_twice(hosts, mpirun, folder):
+    """libfabric's tcp under a network that reorders, delays, loses and repeats by seed: each rank floods the others."""
+    puts = os.environ.get("MARROW_TEST_FLOOD", "50000")
+    rank = [BUILD / "tests" / "proxy_unordered_test", "--gtest_also_run_disabled_tests", "--gtest_filter=UnorderedHosts.*",
+            "--gtest_color=no"]
+    done = under_mpirun(hosts, mpirun, folder, rank, {"MARROW_TEST_FLOOD": puts})
+    assert done.returncode == 0 and done.stdout.count("[  PASSED  ] 1 test") == 3, done.stdout[-3000:] + done.stderr[-2000:]
+    print(re.search(r"\d+ puts with signals.*", done.stdout)[0])
+
+
 @pytest.mark.parametrize("choice", ["ipv6", "interface", "nic"])
 def test_choice_of_interface(hosts, mpirun, folder, choice):
     """IPv6 where there is no IPv4; MARROW_SOCKET_IFNAME; MARROW_NIC."""
