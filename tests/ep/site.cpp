@@ -47,6 +47,7 @@ Config config_for(const std::string& path, int rank, int ranks) {
 
 void run_ranks(const std::string& path, int ranks, const Body& body) {
   const int n = std::min(ranks, most_ranks());
+  ASSERT_GE(n, 1) << "no GPU is visible";
   const auto results = test::as_threads(n, [&](int rank, const UniqueId& id) {
     const std::unique_ptr<Site> site = make_site(rank);
     Config config = config_for(path, rank, n);
