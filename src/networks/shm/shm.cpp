@@ -5,6 +5,7 @@
 
 #include "base/text.hpp"
 #include "marrow/error.hpp"
+#include "networks/functions.hpp"
 #include "networks/guarded.hpp"
 #include "networks/shm/endpoint.hpp"
 
@@ -16,7 +17,7 @@ struct Instance {
   Options options;
 };
 
-Endpoint& as_endpoint(void* endpoint) { return *static_cast<Endpoint*>(endpoint); }
+using Common = Functions<Endpoint, Region, Region>;
 
 int init(const marrow_network_services* services, const char* options, void** instance) {
   return guarded([&] {
@@ -69,60 +70,9 @@ int connect(void* endpoint, const marrow_network_address* addresses, std::uint64
   return guarded([&] {
     const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(
         std::chrono::nanoseconds(static_cast<std::int64_t>(timeout_ns)));
-    as_endpoint(endpoint).connect(addresses, base::Deadline::after(timeout));
+    Common::of(endpoint).connect(addresses, base::Deadline::after(timeout));
     return MARROW_NETWORK_OK;
   });
-}
-
-void close(void* endpoint) { delete static_cast<Endpoint*>(endpoint); }
-
-int register_memory(void* endpoint, const marrow_network_memory* memory, void** region, void* key,
-                    std::uint32_t* key_bytes) {
-  return guarded([&] {
-    *region = as_endpoint(endpoint).register_memory(*memory, key, key_bytes).release();
-    return MARROW_NETWORK_OK;
-  });
-}
-
-int deregister_memory(void* endpoint, void* region) {
-  return guarded([&] {
-    const std::unique_ptr<Region> ours(static_cast<Region*>(region));
-    as_endpoint(endpoint).deregister_memory(*ours);
-    return MARROW_NETWORK_OK;
-  });
-}
-
-int import_key(void* endpoint, std::uint32_t peer, const void* key, std::uint32_t key_bytes,
-               void** remote) {
-  return guarded([&] {
-    *remote = as_endpoint(endpoint).import_key(peer, key, key_bytes).release();
-    return MARROW_NETWORK_OK;
-  });
-}
-
-int release_key(void* endpoint, void* remote) {
-  return guarded([&] {
-    const std::unique_ptr<Region> theirs(static_cast<Region*>(remote));
-    as_endpoint(endpoint).release_key(*theirs);
-    return MARROW_NETWORK_OK;
-  });
-}
-
-int post(void* endpoint, const marrow_network_operation* operations, std::uint32_t n) {
-  return guarded([&] { return static_cast<int>(as_endpoint(endpoint).post(operations, n)); });
-}
-
-int progress(void* endpoint) {
-  return guarded([&] { return static_cast<int>(as_endpoint(endpoint).progress()); });
-}
-
-int test(void* endpoint, marrow_network_completion* completions, std::uint32_t n) {
-  return guarded([&] { return static_cast<int>(as_endpoint(endpoint).test(completions, n)); });
-}
-
-int abort(void* endpoint, std::uint32_t peer) {
-  as_endpoint(endpoint).abort(peer);
-  return MARROW_NETWORK_OK;
 }
 
 constexpr marrow_network kNetwork = {
@@ -137,15 +87,15 @@ constexpr marrow_network kNetwork = {
     properties,
     listen,
     connect,
-    close,
-    register_memory,
-    deregister_memory,
-    import_key,
-    release_key,
-    post,
-    progress,
-    test,
-    abort,
+    Common::close,
+    Common::register_memory,
+    Common::deregister_memory,
+    Common::import_key,
+    Common::release_key,
+    Common::post,
+    Common::progress,
+    Common::test,
+    Common::abort,
     last_error,
 };
 

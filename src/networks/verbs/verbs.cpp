@@ -6,6 +6,7 @@
 
 #include "base/random.hpp"
 #include "base/text.hpp"
+#include "networks/functions.hpp"
 #include "networks/guarded.hpp"
 #include "networks/verbs/endpoint.hpp"
 
@@ -18,7 +19,7 @@ struct Instance {
 };
 
 Instance& as_instance(void* instance) { return *static_cast<Instance*>(instance); }
-Endpoint& as_endpoint(void* endpoint) { return *static_cast<Endpoint*>(endpoint); }
+using Common = Functions<Endpoint, Region, RemoteRegion>;
 
 /// What one PUT may take. Larger ones would keep a queue pair busy for longer than others like to wait.
 constexpr std::uint64_t kMostBytes = std::uint64_t{16} << 20;
@@ -71,59 +72,11 @@ int listen(void* instance, std::uint32_t, std::uint32_t rank, std::uint32_t nran
 
 int connect(void* endpoint, const marrow_network_address* addresses, std::uint64_t timeout_ns) {
   return guarded([&] {
-    as_endpoint(endpoint).connect(
+    Common::of(endpoint).connect(
         addresses, std::chrono::ceil<std::chrono::milliseconds>(
                        std::chrono::nanoseconds(static_cast<std::int64_t>(timeout_ns))));
     return MARROW_NETWORK_OK;
   });
-}
-
-void close(void* endpoint) { delete &as_endpoint(endpoint); }
-
-int register_memory(void* endpoint, const marrow_network_memory* memory, void** region, void* key,
-                    std::uint32_t* key_bytes) {
-  return guarded([&] {
-    *region = as_endpoint(endpoint).register_memory(*memory, key, key_bytes).release();
-    return MARROW_NETWORK_OK;
-  });
-}
-
-int deregister_memory(void* endpoint, void* region) {
-  return guarded([&] {
-    const std::unique_ptr<Region> ours(static_cast<Region*>(region));
-    as_endpoint(endpoint).deregister_memory(*ours);
-    return MARROW_NETWORK_OK;
-  });
-}
-
-int import_key(void* endpoint, std::uint32_t peer, const void* key, std::uint32_t key_bytes,
-               void** remote) {
-  return guarded([&] {
-    *remote = as_endpoint(endpoint).import_key(peer, key, key_bytes).release();
-    return MARROW_NETWORK_OK;
-  });
-}
-
-int release_key(void*, void* remote) {
-  delete static_cast<RemoteRegion*>(remote);
-  return MARROW_NETWORK_OK;
-}
-
-int post(void* endpoint, const marrow_network_operation* operations, std::uint32_t n) {
-  return guarded([&] { return static_cast<int>(as_endpoint(endpoint).post(operations, n)); });
-}
-
-int progress(void* endpoint) {
-  return guarded([&] { return static_cast<int>(as_endpoint(endpoint).progress()); });
-}
-
-int test(void* endpoint, marrow_network_completion* completions, std::uint32_t n) {
-  return guarded([&] { return static_cast<int>(as_endpoint(endpoint).test(completions, n)); });
-}
-
-int abort(void* endpoint, std::uint32_t peer) {
-  as_endpoint(endpoint).abort(peer);
-  return MARROW_NETWORK_OK;
 }
 
 constexpr marrow_network kNetwork = {
@@ -138,15 +91,15 @@ constexpr marrow_network kNetwork = {
     properties,
     listen,
     connect,
-    close,
-    register_memory,
-    deregister_memory,
-    import_key,
-    release_key,
-    post,
-    progress,
-    test,
-    abort,
+    Common::close,
+    Common::register_memory,
+    Common::deregister_memory,
+    Common::import_key,
+    Common::release_key,
+    Common::post,
+    Common::progress,
+    Common::test,
+    Common::abort,
     networks::last_error,
 };
 
