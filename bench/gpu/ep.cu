@@ -159,8 +159,7 @@ void checks() {
   s = full(2);
   s.config.hidden = 64;
   s.config.max_tokens = 3000;
-  s.config.capacity = 100;
-  s.tokens = {3000, 2000};
+  s.tokens = {300, 200};
   scenario("placed by a kernel of its own", 2, s);
   s = full(2);
   s.config.hidden = 1024;

@@ -20,8 +20,8 @@ struct FarArgs;
 /// What a launch needs besides its arguments.
 struct Target {
   Place place;
-  int blocks;   ///< of a kernel that uses all it may
-  int threads;  ///< a block
+  int blocks;            ///< of a kernel that uses all it may
+  int threads;           ///< a block
   std::uint64_t* times;  ///< see Group::record_times
 };
 

@@ -50,8 +50,8 @@ inline void run_dispatch(const Target& t, const DeviceCommunicator& comm, const 
   a.handle = handle;
   a.times = t.times;
   const auto kernel = s.fp8 ? &dispatch_kernel<true> : &dispatch_kernel<false>;
-  const std::size_t place_bytes = s.place_in_block ? place_memory(s).bytes : 0;
-  const std::size_t shared = std::max(sizeof(SendMemory), place_bytes);
+  const std::size_t shared =
+      std::max<std::size_t>(sizeof(SendMemory), place_memory(s, t.threads / kQuadLanes).bytes);
   FarArgs far{};
   far.handle = handle;
   if (phase == Phase::both && !s.far_any && s.place_in_block) {

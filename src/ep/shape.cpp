@@ -65,6 +65,10 @@ Config checked(Config c, int ranks, bool on_gpu) {
   require(c.capacity >= 0 && c.capacity <= all, "capacity", c.capacity,
           "0 (R*M) .. ranks * max_tokens");
   if (c.capacity == 0) c.capacity = all;
+  int most = 0;
+  for (int n : c.experts) most = std::max(most, n);
+  require(static_cast<long long>(most) * c.capacity < (1LL << 31), "capacity", c.capacity,
+          "experts of a rank * capacity must stay below 2^31 rows");
   require(c.handles >= 0 && c.handles <= 64, "handles", c.handles, "0 (2*F) .. 64");
   if (c.handles == 0) c.handles = 2 * c.batches_in_flight;
   require(c.max_sms >= 0 && c.max_sms <= 1024, "max_sms", c.max_sms, "0 (all) .. 1024");
@@ -185,10 +189,11 @@ Plan make_plan(const Config& c, int rank, const std::vector<bool>& far) {
   s.handles = take(s.handle_stride * static_cast<std::uint64_t>(c.handles));
   m.handles = at - before;
   m.total = at;
-  const PlaceMemory place = place_memory(s);
+  const std::uint64_t slots = R * M;
   const std::uint64_t bits =
-      std::uint64_t(columns_of(s)) * R * s.mask_words * 8 + R * M * (K * 2 + 8);
-  s.place_in_block = bits < kPlaceBytes && place.bytes <= kPlaceBytes;
+      static_cast<std::uint64_t>(columns_of(s)) * (R * s.mask_words * 8 + 8) + slots * (K * 2 + 4) +
+      slots / 4;
+  s.place_in_block = bits < kPlaceBytes;
   return plan;
 }
 

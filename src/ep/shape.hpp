@@ -85,9 +85,9 @@ struct Shape {
   std::int32_t combine_cells;  ///< of a bf16 row
   std::int32_t combine_quads;
   std::int32_t id_cells, weight_cells;
-  std::int32_t mask_words;  ///< of one source: bits of its tokens
+  std::int32_t mask_words;   ///< of one source: bits of its tokens
   std::int32_t record_rows;  ///< K rounded up to 4
-  std::int32_t per_token;   ///< min(K, most_local): rows a token can have here
+  std::int32_t per_token;    ///< min(K, most_local): rows a token can have here
   std::uint8_t fp8, rank_major, column_major, power_of_two, packed, place_in_block, far_any,
       reserved;
   std::uint32_t input_row_bytes, scale_bytes;
@@ -123,16 +123,17 @@ struct Shape {
   }
 };
 
-/// Shared memory of a receiving block that places rows itself.
+/// Shared memory of a receiving block: rows that its workers write to, and, if it places rows itself, all it knows.
+inline constexpr int kItemsAtOnce = 4;  ///< of a worker
 struct PlaceMemory {
-  std::uint32_t masks, prefixes, any, any_prefix, ids, list, counts, bases, bytes;
+  std::uint32_t rows, masks, any, prefixes, any_prefix, ids, list, counts, bases, bytes;
 };
 /// Columns that rows are counted in: experts, or (rank-major) one.
 MARROW_HOST_DEVICE constexpr int columns_of(const Shape& s) { return s.rank_major ? 1 : s.local; }
 MARROW_HOST_DEVICE constexpr int any_words(const Shape& s) {
   return (s.ranks * s.tokens + 31) / 32;
 }
-MARROW_HOST_DEVICE inline PlaceMemory place_memory(const Shape& s) {
+MARROW_HOST_DEVICE inline PlaceMemory place_memory(const Shape& s, int workers) {
   PlaceMemory m{};
   const auto words = static_cast<std::uint32_t>(s.ranks * s.mask_words);
   const auto columns = static_cast<std::uint32_t>(columns_of(s));
@@ -143,6 +144,11 @@ MARROW_HOST_DEVICE inline PlaceMemory place_memory(const Shape& s) {
     at += (bytes + 15) & ~15u;
     return here;
   };
+  m.rows = take(static_cast<std::uint32_t>(workers * kItemsAtOnce * s.top_k) * 4);
+  if (!s.place_in_block) {
+    m.bytes = at;
+    return m;
+  }
   m.masks = take(columns * words * 4);
   m.any =
       take(static_cast<std::uint32_t>(any_words(s)) * 4);  // follows the masks: cleared together

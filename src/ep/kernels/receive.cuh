@@ -82,30 +82,41 @@ MARROW_DEVICE int row_in_column(const Shape& s, const Placed& p, int column, int
          count_lanes(p.masks[word] & ((1u << (token % 32)) - 1));
 }
 
-/// Calls use(output row) for every row of the slot; -1: it did not fit.
-template <class Use>
-MARROW_DEVICE void for_each_row(const Run& r, const Placed& p, int slot, Use&& use) {
+/// The k-th candidate for an output row of the slot; -1: none, or it did not fit.
+MARROW_DEVICE std::int32_t row_of(const Run& r, const Placed& p, int slot, int k) {
   const Shape& s = r.s;
   if (!s.place_in_block) {
     const std::byte* record = record_at(r, 0, slot);
-    const int count = s.rank_major ? 1 : reinterpret_cast<const Record*>(record)->count;
-    const auto* rows = reinterpret_cast<const std::int32_t*>(record + sizeof(Record));
-    for (int n = 0; n < count; ++n) use(static_cast<std::int64_t>(rows[n]));
-    return;
+    return k < reinterpret_cast<const Record*>(record)->count
+               ? reinterpret_cast<const std::int32_t*>(record + sizeof(Record))[k]
+               : -1;
   }
   const int source = slot / s.tokens;
   const int token = slot - source * s.tokens;
   if (s.rank_major) {
     const int first = static_cast<int>(p.prefixes[source * s.mask_words]);
-    use(static_cast<std::int64_t>(source) * s.tokens + row_in_column(s, p, 0, source, token) -
-        first);
-    return;
+    return k == 0 ? source * s.tokens + row_in_column(s, p, 0, source, token) - first : -1;
   }
-  for (int k = 0; k < s.top_k; ++k) {
-    const int column = p.ids[slot * s.top_k + k] - s.first;
-    if (static_cast<unsigned>(column) >= static_cast<unsigned>(s.local)) continue;
-    const int row = row_in_column(s, p, column, source, token);
-    use(row < s.capacity ? static_cast<std::int64_t>(column) * s.capacity + row : -1);
+  const int column = p.ids[slot * s.top_k + k] - s.first;
+  if (static_cast<unsigned>(column) >= static_cast<unsigned>(s.local)) return -1;
+  const int row = row_in_column(s, p, column, source, token);
+  return row < s.capacity ? column * s.capacity + row : -1;
+}
+
+/// Writes the slot's output rows to `rows`. All lanes of a worker call. @return how many there are
+MARROW_DEVICE int find_rows(const Run& r, const Placed& p, int slot, int lane, std::int32_t* rows) {
+  if constexpr (kWarpQuads) {
+    const std::int32_t row = lane < r.s.top_k && slot >= 0 ? row_of(r, p, slot, lane) : -1;
+    const std::uint32_t found = warp_ballot(0xffffffffu, row >= 0);
+    if (row >= 0) rows[count_lanes(found & ((1u << lane) - 1))] = row;
+    return count_lanes(found);
+  } else {
+    int count = 0;
+    for (int k = 0; slot >= 0 && k < r.s.top_k; ++k) {
+      const std::int32_t row = row_of(r, p, slot, k);
+      if (row >= 0) rows[count++] = row;
+    }
+    return count;
   }
 }
 
@@ -115,6 +126,7 @@ MARROW_DEVICE bool first_of_lower_rank(const Run& r, int k, const auto& id_of) {
   const int id = id_of(k);
   if (id < 0 || id >= s.first) return false;
   const int rank = rank_of_expert(s, r.local, id);
+  MARROW_EP_ROLLED
   for (int other = 0; other < k; ++other) {
     const int earlier = id_of(other);
     if (earlier >= 0 && rank_of_expert(s, r.local, earlier) == rank) return false;
@@ -145,6 +157,7 @@ MARROW_DEVICE void write_choice(const Run& r, int entry, int slot, int k, int ra
     r.table<float>(s.weights)[at_choice] = weight;
   } else if (mine) {
     int order = 0;  // among our experts
+    MARROW_EP_ROLLED
     for (int other = 0; other < k; ++other) order += ours(other);
     const auto [row, pair] = place(column);
     const std::int64_t out =
@@ -160,6 +173,7 @@ MARROW_DEVICE void write_choice(const Run& r, int entry, int slot, int k, int ra
   if (k != 0) return;
   int count = 0;
   int ordinal = 0;
+  MARROW_EP_ROLLED
   for (int other = 0; other < s.top_k; ++other) {
     count += ours(other);
     ordinal += first_of_lower_rank(r, other, id_of);
@@ -176,7 +190,7 @@ MARROW_DEVICE void write_choice(const Run& r, int entry, int slot, int k, int ra
 /// Fills the masks from the lists of all sources, and what follows from them.
 MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
   const Shape& s = r.s;
-  const PlaceMemory m = place_memory(s);
+  const PlaceMemory m = place_memory(s, block_size() / kQuadLanes);
   const int slots = s.rows_per_batch();
   const int words = s.ranks * s.mask_words;
   const int columns = columns_of(s);
@@ -186,9 +200,10 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
   std::uint32_t* counts = dynamic_shared<std::uint32_t>(m.counts);
   const Placed p{dynamic_shared<std::uint32_t>(m.masks), dynamic_shared<std::uint32_t>(m.prefixes),
                  dynamic_shared<std::int16_t>(m.ids), dynamic_shared<std::uint32_t>(m.list), 0};
-  for (int i = thread_index(); i < static_cast<int>(m.prefixes / 4); i += block_size())
-    dynamic_shared<std::uint32_t>()[i] = 0;  // masks and any
+  for (int i = thread_index(); i < static_cast<int>((m.prefixes - m.masks) / 4); i += block_size())
+    p.masks[i] = 0;  // masks and any
   meet();
+  MARROW_EP_ROLLED
   for (int slot = thread_index(); slot < slots; slot += block_size()) {
     const int source = slot / s.tokens;
     const int token = slot - source * s.tokens;
@@ -200,6 +215,7 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
     if (token == 0 && block == 0) r.note_wait(0, source);
     if (!in_time || token >= list.tokens) continue;
     bool ours = false;
+    MARROW_EP_ROLLED
     for (int k = 0; k < s.top_k; ++k) {
       const int id = list.id(k);
       const int column = id - s.first;
@@ -216,11 +232,13 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
     add_shared(&any[bit / 32], 1u << (bit % 32));
   }
   meet();
+  MARROW_EP_ROLLED
   for (int i = thread_index(); i < columns * words + any_count; i += block_size()) {
     const bool of_any = i >= columns * words;
     const int word = of_any ? i - columns * words : i % words;
     const std::uint32_t* mask = of_any ? any : p.masks + (i - word);
     std::uint32_t sum = 0;
+    MARROW_EP_ROLLED
     for (int w = 0; w < word; ++w) sum += static_cast<std::uint32_t>(count_lanes(mask[w]));
     (of_any ? any_prefix : p.prefixes + (i - word))[word] = sum;
     if (!of_any && word == words - 1)
@@ -229,6 +247,7 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
   meet();
   Placed result = p;
   result.entries = static_cast<int>(any_prefix[any_count - 1]) + count_lanes(any[any_count - 1]);
+  MARROW_EP_ROLLED
   for (int bit = thread_index(); bit < slots; bit += block_size()) {
     const std::uint32_t word = any[bit / 32];
     if (!(word >> (bit % 32) & 1)) continue;
@@ -239,6 +258,7 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
         static_cast<std::uint32_t>(source * s.tokens + token);
   }
   std::uint32_t* bases = dynamic_shared<std::uint32_t>(m.bases);  // rows of lower experts
+  MARROW_EP_ROLLED
   for (int l = thread_index(); l < columns; l += block_size()) {
     std::uint32_t sum = 0;
 #if defined(__CUDACC__)
@@ -257,6 +277,7 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
         out[r] = static_cast<std::int32_t>(end - p.prefixes[r * s.mask_words]);
       }
     } else {
+      MARROW_EP_ROLLED
       for (int l = thread_index(); l < columns; l += block_size()) {
         const int n = static_cast<int>(counts[l]);
         out[l] = n < s.capacity ? n : s.capacity;
@@ -268,11 +289,11 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
     if (thread_index() == 0) {
       auto* head = r.table<HandleHead>(0);
       head->entries = result.entries;
-      std::uint32_t pairs = 0;
-      if (!s.rank_major)
-        for (int l = 0; l < columns; ++l) pairs += counts[l];
-      head->pairs = static_cast<std::int32_t>(pairs);
+      head->pairs = s.rank_major || columns == 0
+                        ? 0
+                        : static_cast<std::int32_t>(bases[columns - 1] + counts[columns - 1]);
     }
+    MARROW_EP_ROLLED
     for (int e = thread_index(); e < result.entries; e += block_size())
       r.table<std::uint32_t>(s.list)[e] = p.list[e];
   }
@@ -344,112 +365,131 @@ MARROW_DEVICE void write_scales(const Shape& s, const DispatchArgs& a, std::int6
     out[scale_at(s, row, quad * 4 + g)] = v.word[g];
 }
 
-/// The rows: workers of all receiving blocks take (entry, quad) in turn.
+/// The rows: workers of all receiving blocks take (entry, quad) in turn, several at once. One copy of the code writes
+/// them all: the kernel runs through it about once, so its size is time.
 template <bool kFp8>
 MARROW_DEVICE void receive_rows(const Run& r, const DispatchArgs& a, const Placed& p, int block,
                                 int blocks) {
   const Shape& s = r.s;
-  constexpr int kAtOnce = kWarpQuads ? 4 : 1;
+  constexpr int kAtOnce = kWarpQuads ? kItemsAtOnce : 1;
   std::byte* local = r.local;
   const int lane = thread_index() % kQuadLanes;
   const int per_block = block_size() / kQuadLanes;
+  std::int32_t* rows = dynamic_shared<std::int32_t>(place_memory(s, per_block).rows) +
+                       thread_index() / kQuadLanes * kAtOnce * s.top_k;
   // Neighbouring quads to different blocks: all start with what arrives first.
   Walk walk(thread_index() / kQuadLanes * blocks + block, per_block * blocks, s.quads);
   while (walk.number < p.entries) {
     std::byte* from[kAtOnce];
-    int slot[kAtOnce];
     int quad[kAtOnce];
+    int source[kAtOnce];
+    int count[kAtOnce];
     std::uint32_t missing = 0;  // bit u: this lane's part of item u is not written yet
+    if constexpr (kWarpQuads) warp_sync(0xffffffffu);  // the last round's rows were used
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
     for (int u = 0; u < kAtOnce; ++u) {
-      slot[u] = 0;
       quad[u] = walk.quad;
-      from[u] = local;
-      const int entry = walk.number;
+      const int slot = walk.number < p.entries ? static_cast<int>(p.list[walk.number]) : -1;
       walk.next();
-      if (entry >= p.entries) continue;
-      slot[u] = static_cast<int>(p.list[entry]);
-      const int source = slot[u] / s.tokens;
-      from[u] = local + s.row_at(r.set, source, slot[u] - source * s.tokens);
-      missing |= 1u << u;
+      source[u] = slot < 0 ? 0 : slot / s.tokens;
+      from[u] = local + s.row_at(r.set, source[u], slot < 0 ? 0 : slot - source[u] * s.tokens);
+      if (slot >= 0) missing |= 1u << u;
+      count[u] = find_rows(r, p, slot, lane, rows + u * s.top_k);
     }
+    if constexpr (kWarpQuads) warp_sync(0xffffffffu);
+    Status lost = Status::ok;  // else: what is missing counts as zeros
     const auto turn = [&] {
       Cell16 cell[kAtOnce][kCellsPerLane];
       Cell16 extra[kAtOnce] = {};
+      std::uint32_t here = 0;
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
       for (int u = 0; u < kAtOnce; ++u) {
-        if (!(missing >> u & 1)) continue;
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
         for (int c = 0; c < kCellsPerLane; ++c) {
           const int index = quad[u] * kQuadCells + c * kQuadLanes + lane;
-          if (index < s.data_cells)
+          cell[u][c] = {};
+          if ((missing >> u & 1) && index < s.data_cells)
             cell[u][c] = load_cell(from[u] + static_cast<std::uint64_t>(index) * 16);
         }
-        if (!kFp8 || lane == 0)
+        if ((missing >> u & 1) && (!kFp8 || lane == 0))
           extra[u] = load_cell(from[u] + static_cast<std::uint64_t>(s.data_cells + quad[u]) * 16);
       }
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
       for (int u = 0; u < kAtOnce; ++u) {
-        if (!(missing >> u & 1)) continue;
-        bool here = true;
-        for (int c = 0; c < kCellsPerLane; ++c) {
-          const int index = quad[u] * kQuadCells + c * kQuadLanes + lane;
-          if (index < s.data_cells) here &= mark_of(cell[u][c]) != kSentinel;
-        }
-        if constexpr (kFp8) {
-          if (lane == 0) here &= mark_of(extra[u]) != kSentinel;
-        } else {
-          here &= mark_of(extra[u]) == r.epoch;
-        }
-        if (!here) continue;
-        missing &= ~(1u << u);
+        bool all = kFp8 ? mark_of(extra[u]) != kSentinel : mark_of(extra[u]) == r.epoch;
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-        for (int c = 0; c < kCellsPerLane; ++c) {
-          const int index = quad[u] * kQuadCells + c * kQuadLanes + lane;
-          if (index >= s.data_cells) continue;
-          Words16 v = words_of(cell[u][c]);
-          if constexpr (!kFp8) v.word[3] |= word_of(extra[u], 2) >> (c * kQuadLanes + lane) & 1;
-          store_cell(from[u] + static_cast<std::uint64_t>(index) * 16, sentinel_cell());
-          for_each_row(r, p, slot[u], [&](std::int64_t row) {
-            if (row >= 0) write_data(s, a, row, index, v);
-          });
+        for (int c = 0; c < kCellsPerLane; ++c) all &= mark_of(cell[u][c]) != kSentinel;
+        if (all || lost != Status::ok) here |= 1u << u;
+      }
+      here &= missing;
+#if defined(__CUDACC__)
+#pragma unroll 1
+#endif
+      while (here) {
+        const int u = lowest_lane(here);
+        here &= here - 1;
+        missing &= ~(1u << u);
+        Words16 v[kCellsPerLane];
+        Words16 w = words_of(extra[0]);
+        std::byte* to = from[0];
+        int q = quad[0];
+        int n = count[0];
+        int owner = source[0];
+        for (int c = 0; c < kCellsPerLane; ++c) v[c] = words_of(cell[0][c]);
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+        for (int other = 1; other < kAtOnce; ++other) {
+          if (other != u) continue;
+          w = words_of(extra[other]);
+          to = from[other];
+          q = quad[other];
+          n = count[other];
+          owner = source[other];
+          for (int c = 0; c < kCellsPerLane; ++c) v[c] = words_of(cell[other][c]);
         }
-        if constexpr (kFp8) {
-          if (lane != 0) continue;
-          const Words16 v = words_of(extra[u]);
-          store_cell(from[u] + static_cast<std::uint64_t>(s.data_cells + quad[u]) * 16,
-                     sentinel_cell());
-          for_each_row(r, p, slot[u], [&](std::int64_t row) {
-            if (row >= 0) write_scales(s, a, row, quad[u], v);
-          });
+        if (lost != Status::ok) {
+          r.set_failed(owner, lost);
+          w = {};
+          for (int c = 0; c < kCellsPerLane; ++c) v[c] = {};
+        } else {
+          for (int c = 0; c < kCellsPerLane; ++c) {
+            const int index = q * kQuadCells + c * kQuadLanes + lane;
+            if constexpr (!kFp8) v[c].word[3] |= w.word[2] >> (c * kQuadLanes + lane) & 1;
+            if (index < s.data_cells)
+              store_cell(to + static_cast<std::uint64_t>(index) * 16, sentinel_cell());
+          }
+          if (kFp8 && lane == 0)
+            store_cell(to + static_cast<std::uint64_t>(s.data_cells + q) * 16, sentinel_cell());
+        }
+#if defined(__CUDACC__)
+#pragma unroll 1
+#endif
+        for (int i = 0; i < n; ++i) {
+          const std::int64_t row = rows[u * s.top_k + i];
+          for (int c = 0; c < kCellsPerLane; ++c) {
+            const int index = q * kQuadCells + c * kQuadLanes + lane;
+            if (index < s.data_cells) write_data(s, a, row, index, v[c]);
+          }
+          if (kFp8 && lane == 0) write_scales(s, a, row, q, w);
         }
       }
       return missing == 0;
     };
-    const Status status = wait_until(r.comm, r.time_left(), turn);
-    if (status == Status::ok) continue;
-    // What did not come counts as zeros.
-    for (int u = 0; u < kAtOnce; ++u) {
-      if (!(missing >> u & 1)) continue;
-      r.set_failed(slot[u] / s.tokens, status);
-      for_each_row(r, p, slot[u], [&](std::int64_t row) {
-        if (row < 0) return;
-        for (int c = 0; c < kCellsPerLane; ++c) {
-          const int index = quad[u] * kQuadCells + c * kQuadLanes + lane;
-          if (index < s.data_cells) write_data(s, a, row, index, Words16{});
-        }
-        if (kFp8 && lane == 0) write_scales(s, a, row, quad[u], Words16{});
-      });
+    for (;;) {
+      const Status status = wait_until(r.comm, r.time_left(), turn);
+      if (status == Status::ok) break;
+      lost = status;
     }
   }
 }

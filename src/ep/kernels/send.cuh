@@ -51,6 +51,7 @@ MARROW_DEVICE void load_quad(const Shape& s, const DispatchArgs& a, int token, i
       const std::uint32_t from = static_cast<std::uint32_t>(cell - s.row_cells) * 16;
       const auto* words = reinterpret_cast<const std::uint32_t*>(
           a.scales + static_cast<std::uint64_t>(token) * s.scale_bytes + from);
+      MARROW_EP_ROLLED
       for (std::uint32_t i = 0; i < 4 && from + i * 4 < s.scale_bytes; ++i)
         in->word[0][j].word[i] = load_cached(words + i);
     }
@@ -169,6 +170,7 @@ MARROW_DEVICE void load_first(const Shape& s, const DispatchArgs& a, int block, 
 MARROW_DEVICE void send_list(const Run& r, const SendMemory& m, int j, int token) {
   const Shape& s = r.s;
   const int cells = s.id_cells + s.weight_cells;
+  MARROW_EP_ROLLED
   for (int i = lane_index(); i < s.ranks * cells; i += count_lanes(full_mask())) {
     const int c = i / s.ranks;
     // Everybody starts at another peer.
@@ -221,10 +223,12 @@ MARROW_DEVICE void choose(const Run& r, const DispatchArgs& a, SendMemory& m, in
   const int warps = (block_size() + warp_lanes() - 1) / warp_lanes();
   const std::uint32_t all = full_mask();
   const int lanes = count_lanes(all);  // of this warp: a block's last one may have fewer
+  MARROW_EP_ROLLED
   for (int j = thread_index() / warp_lanes(); j < count; j += warps) {
     const int token = block + (from + j) * blocks;
     const std::uint64_t first_choice = static_cast<std::uint64_t>(token) * K;
     const bool loaded = from == 0 && j < warps;
+    MARROW_EP_ROLLED
     for (int k = lane_index(); k < K; k += lanes) {
       const bool here = loaded && k == lane_index();
       const std::int64_t id = here ? ahead.id : a.ids[first_choice + k];
@@ -235,9 +239,11 @@ MARROW_DEVICE void choose(const Run& r, const DispatchArgs& a, SendMemory& m, in
       if (k == 0) m.distinct[j] = m.staged[j] = 0;
     }
     warp_sync(all);
+    MARROW_EP_ROLLED
     for (int k = lane_index(); k < K; k += lanes) {
       const std::int32_t id = m.raw[j][k];
       bool repeats = false;
+      MARROW_EP_ROLLED
       for (int other = 0; other < k; ++other) repeats |= m.raw[j][other] == id;
       const bool counts = id >= 0 && !repeats;
       if (id >= 0 && repeats) add_relaxed<Scope::device>(&r.control()->duplicates, 1);
@@ -247,19 +253,23 @@ MARROW_DEVICE void choose(const Run& r, const DispatchArgs& a, SendMemory& m, in
     }
     warp_sync(all);
     send_list(r, m, j, token);
+    MARROW_EP_ROLLED
     for (int k = lane_index(); k < K; k += lanes) {
       const std::int32_t rank = m.rank[j][k];
       bool first = rank >= 0;
+      MARROW_EP_ROLLED
       for (int other = 0; other < k; ++other) first &= m.rank[j][other] != rank;
       m.first[j][k] = first;
     }
     warp_sync(all);
+    MARROW_EP_ROLLED
     for (int k = lane_index(); k < K; k += lanes) {
       const std::int32_t rank = m.rank[j][k];
       r.table<std::int16_t>(s.own_rank)[first_choice + k] = static_cast<std::int16_t>(rank);
       r.table<float>(s.own_weights)[first_choice + k] = m.weight[j][k];
       if (!m.first[j][k]) continue;
       int ordinal = 0;
+      MARROW_EP_ROLLED
       for (int other = 0; other < K; ++other)
         ordinal += m.first[j][other] && m.rank[j][other] < rank;
       r.table<std::int16_t>(s.own_sorted)[first_choice + ordinal] = static_cast<std::int16_t>(rank);
@@ -338,6 +348,7 @@ MARROW_DEVICE void send_dispatch(const Run& r, const DispatchArgs& a, int block,
       const int distinct = static_cast<int>(m.distinct[j]);
       const bool staged = s.far_any && m.staged[j] != 0;
       int d = distinct > 1 ? (s.rank + 1 + token) % distinct : 0;
+      MARROW_EP_ROLLED
       for (int n = 0; n < distinct + (staged ? 1 : 0); ++n) {
         std::byte* base;
         if (n == distinct) {
