@@ -5,8 +5,7 @@
 // link's measured rate, an empty kernel.
 //   marrow_ep_gpu check|time|tune [--json FILE]
 #include <algorithm>
-#include <atomic>
-#include <barrier>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -175,7 +174,8 @@ void checks() {
 /// Small sizes with every shape of grid: which of them fail says what is wrong.
 void shapes() {
   for (const int ranks : {1, 2}) {
-    for (const auto& [sms, threads] : std::vector<std::pair<int, int>>{{1, 32}, {1, 512}, {8, 32}, {8, 512}, {132, 32}, {132, 512}}) {
+    for (const auto& [sms, threads] : std::vector<std::pair<int, int>>{
+             {1, 32}, {1, 512}, {8, 32}, {8, 512}, {132, 32}, {132, 512}}) {
       ep_test::Scenario s = full(ranks);
       s.config.hidden = 1040;
       s.config.max_sms = sms;
@@ -412,7 +412,7 @@ void time_case(double rate, int ranks, int tokens, int sms, bool opaque, bool di
         const ep::DispatchOutput out{b.y, b.ys};
         const ep::Handle h = g.handle(0);
         const Load load = load_of(checker, ranks, 256 / ranks, tokens);
-        const auto floor = [&](double bytes) { return bytes / rate / 1e3 + 2.5; };
+        const auto floor = [&](double bytes) { return rate > 0 ? bytes / rate / 1e3 + 2.5 : 0; };
         const auto add = [&](const char* what, double bytes, int in_graph, auto&& call) {
           const Times t = time_call(comm, memory, stream, g, in_graph, call);
           if (comm.rank() == 0) {
@@ -457,24 +457,49 @@ void time_case(double rate, int ranks, int tokens, int sms, bool opaque, bool di
   rows.insert(rows.end(), found.begin(), found.end());
 }
 
+double mean(const std::vector<double>& v) {
+  double sum = 0;
+  for (double x : v) sum += x;
+  return v.empty() ? 0 : sum / static_cast<double>(v.size());
+}
+
+/// Rows of bench/schema.json; ep.py makes them a document.
 void write_json(const char* file, double rate, double empty) {
   std::ofstream out(file);
-  out << "{\"link_gb_s_each_way\": " << rate << ", \"empty_kernel_in_graph_us\": " << empty
-      << ", \"kind\": \"measured\", \"device\": \"NVIDIA H200\", \"gpus\": " << gpus()
-      << ", \"rows\": [\n";
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const Row& r = rows[i];
-    out << "  {\"what\": \"" << r.what << "\", \"ranks\": " << r.ranks
-        << ", \"tokens\": " << r.tokens << ", \"hidden\": " << r.hidden
-        << ", \"top_k\": 8, \"experts\": 256, \"sms\": " << r.sms
-        << ", \"unit\": \"us\", \"floor\": " << r.floor
-        << ", \"in_kernel_median\": " << median(r.times.in_kernel)
-        << ", \"in_kernel_p99\": " << percentile99(r.times.in_kernel)
-        << ", \"graph_median\": " << median(r.times.graph)
-        << ", \"events_median\": " << median(r.times.events) << "}"
-        << (i + 1 < rows.size() ? "," : "") << "\n";
+  const char* separator = "[\n";
+  const auto row = [&](const std::string& what, const char* unit, const std::string& parameters,
+                       const std::vector<double>& v, const std::string& note) {
+    if (v.empty()) return;
+    const double m = mean(v);
+    double square = 0;
+    for (double x : v) square += (x - m) * (x - m);
+    out << separator << " {\"what\": \"" << what << "\", \"unit\": \"" << unit
+        << "\", \"kind\": \"measured\", \"path\": \"lsa\", \"devices\": [{\"role\": \"kernels\", "
+           "\"device\": \"gpu\", \"name\": \"NVIDIA H200\"}], \"parameters\": {"
+        << parameters << "}, \"statistics\": {\"count\": " << v.size()
+        << ", \"min\": " << *std::min_element(v.begin(), v.end()) << ", \"median\": " << median(v)
+        << ", \"mean\": " << m << ", \"p99\": " << percentile99(v)
+        << ", \"max\": " << *std::max_element(v.begin(), v.end())
+        << ", \"stddev\": " << std::sqrt(square / static_cast<double>(v.size()))
+        << "}, \"verified\": true, \"note\": \"" << note << "\"}";
+    separator = ",\n";
+  };
+  if (rate > 0)
+    row("link rate, both directions at once", "GB/s", "", {rate}, "floor of the rows below");
+  row("empty kernel in a graph", "us", "", {empty}, "what any kernel costs");
+  for (const Row& r : rows) {
+    std::string parameters = "\"ranks\": " + std::to_string(r.ranks) +
+                             ", \"tokens\": " + std::to_string(r.tokens) +
+                             ", \"hidden\": " + std::to_string(r.hidden) +
+                             ", \"top_k\": 8, \"experts\": 256, \"sms\": " + std::to_string(r.sms);
+    if (rate > 0) parameters += ", \"floor_us\": " + std::to_string(r.floor);
+    row(r.what + ", in-kernel", "us", parameters, r.times.in_kernel,
+        "earliest block start to latest block end of rank 0; of a pair, of the first and the last "
+        "kernel");
+    row(r.what + ", in a graph", "us", parameters, r.times.graph, "calls back to back, replayed");
+    row(r.what + ", events", "us", parameters, r.times.events, "event pairs, plain launches");
   }
-  out << "]}\n";
+  out << "\n]\n";
 }
 
 }  // namespace

@@ -146,7 +146,8 @@ struct DispatchInput {
   /// One word in device memory with the number of tokens, read when the kernel runs, or null: for graphs that are replayed with another
   /// number. More than M, or negative: Status::invalid, nothing of this rank is sent but the fact. `tokens` is ignored then.
   const std::int32_t* device_tokens = nullptr;
-  /// If `rows` lies in this window (of the Group's communicator), peers that are not load/store reachable are sent from there, without a copy.
+  /// The window (of the Group's communicator) that `rows` lies in, if it does. Reserved: load/store peers are sent from `rows` wherever it is; for
+  /// others rows are staged in any case.
   const Window* window = nullptr;
 };
 

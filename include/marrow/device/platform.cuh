@@ -24,6 +24,7 @@
 //              out(wide): a release of device scope only, if wide is 0, else of S
 //   settle<S>()                   orders all earlier stores before all later ones of this thread, whatever the word (cross-context fence)
 //   cells      store_cell(p, Cell16) load_cell(p)       16 aligned bytes at once, relaxed, system scope
+//                                                       (use all words of what is loaded, or neighbours within a half: see gpu.cuh)
 //   copy(dst, src, bytes, rank, size)                   rank's share of a copy by `size` threads, through registers;
 //                                                       both sides in global memory
 //   bulk_copy(dst, src, bytes, scratch, rank, size)     the same by the SM's copy engine where there is one; member 0's copy

@@ -435,6 +435,8 @@ MARROW_DEVICE void store_cell(void* p, Cell16 cell) {
                "l"(cell.low), "l"(cell.high)
                : "memory");
 }
+/// ptxas (CUDA 13.0) narrows this load to the words that are used, a load for each run of neighbours: of a cell of which only
+/// words 0 and 3 are used it makes two loads, and sees a store half. Use all of a cell, or words that are neighbours in one half.
 MARROW_DEVICE Cell16 load_cell(const void* p) {
   Cell16 cell;
   asm volatile("{.reg .b128 t; ld.relaxed.sys.global.b128 t, [%2]; mov.b128 {%0, %1}, t;}"
