@@ -116,16 +116,16 @@ std::uint32_t Engine::drain_run(Ring& ring, std::uint64_t head, std::uint32_t mo
     o->kind = kValue ? MARROW_NETWORK_PUT_VALUE : MARROW_NETWORK_PUT;
     o->peer = peer;
     o->token = token;
+    o->local = kValue ? nullptr : local;  // networks look at it whatever the kind
     o->remote = remote;
+    o->local_offset = kValue ? 0 : g.source_offset();
     o->remote_offset = offset;
     o->bytes = bytes;
-    o->has_immediate = 0;
+    o->operand = o->compare = 0;
+    o->immediate = o->has_immediate = 0;
     if (kValue) {
       const std::uint64_t value[3] = {g.value(0), g.value(1), g.value(2)};
       std::memcpy(o->inline_data, value, sizeof(value));
-    } else {
-      o->local = local;
-      o->local_offset = g.source_offset();
     }
   }
   const auto n = static_cast<std::uint32_t>(o - begin);

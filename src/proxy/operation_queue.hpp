@@ -62,8 +62,8 @@ class Outbox {
     o.immediate = o.has_immediate = 0;
     return o;
   }
-  /// Room for n more, to be filled in front and then added with added(). What a kind does not use may hold
-  /// an earlier operation's values.
+  /// Room for n more, to be filled from the first on, every member but inline_data, and then added with
+  /// added(). It holds earlier operations.
   marrow_network_operation* room(std::uint32_t n) {
     while (capacity_ - end_ < n) grow();
     return operations_.get() + end_;

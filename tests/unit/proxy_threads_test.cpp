@@ -121,6 +121,7 @@ struct Shuffled {
   std::mt19937_64 random{5};
   std::vector<marrow_network_completion> waiting;
   std::uint64_t posted = 0;
+  int stale = 0;
   bool fail = false;
   static Shuffled* now;
 
@@ -129,8 +130,14 @@ struct Shuffled {
     t.name = "shuffled";
     t.post = [](void*, const marrow_network_operation* operations, std::uint32_t n) {
       if (now->random() % 4 == 0) n = static_cast<std::uint32_t>(now->random() % (n + 1));
-      for (std::uint32_t i = 0; i < n; ++i)
-        now->waiting.push_back({operations[i].token, 0, MARROW_NETWORK_OK, operations[i].peer});
+      for (std::uint32_t i = 0; i < n; ++i) {
+        const marrow_network_operation& o = operations[i];
+        now->waiting.push_back({o.token, 0, MARROW_NETWORK_OK, o.peer});
+        // Nothing of an operation that had this place before.
+        now->stale += (o.kind == MARROW_NETWORK_PUT) != (o.local != nullptr);
+        now->stale += o.kind != MARROW_NETWORK_PUT && o.local_offset != 0;
+        now->stale += o.operand || o.compare || o.immediate || o.has_immediate || !o.remote;
+      }
       now->posted += n;
       return static_cast<int>(n);
     };
@@ -265,6 +272,7 @@ TEST(EngineAlone, CompletesOutOfOrderAndPublishesInOrder) {
     for (int peer = 0; peer < Alone::kPeers; ++peer)
       ASSERT_EQ(alone.completed(peer) & ~kProxyFailed, last[peer]) << peer;
     EXPECT_EQ(alone.network.posted, network);
+    EXPECT_EQ(alone.network.stale, 0);
     EXPECT_EQ(*alone.rings->counter(2), counted);
     EXPECT_EQ(static_cast<std::uint64_t>(alone.errors), refused);
   }
