@@ -135,14 +135,13 @@ TEST(EpPaths, PlacedByAKernelOfItsOwn) {
   s.config.experts = {200, 300};
   s.config.max_tokens = 600;  // too many bits for a block's shared memory
   s.config.hidden = 32;
-  s.config.capacity = 50;
-  s.tokens = {600, 70};
+  s.tokens = {60, 7};
   s.batches = 1;
   run(2, "lsa", s);
   s.config.threads = 2;
   s.config.layout = ep::Layout::rank_major;
   s.config.max_tokens = 3300;
-  s.tokens = {300, 70};
+  s.tokens = {30, 7};
   run(2, "lsa", s);
 }
 
