@@ -36,7 +36,12 @@ marrow_network_events Engine::events() {
             static_cast<Engine*>(user)->on_immediate(peer, immediate);
           },
           [](void* user, std::uint32_t peer, const char* sentence) {
-            static_cast<Engine*>(user)->on_peer_down(peer, sentence);
+            Engine& engine = *static_cast<Engine*>(user);
+            if (engine.posting_) {
+              engine.late_downs_.emplace_back(peer, sentence);
+            } else {
+              engine.on_peer_down(peer, sentence);
+            }
           }};
 }
 
@@ -110,7 +115,10 @@ void Engine::settle() {
   for (Queue* queue : queues_) {
     if (!queue) continue;
     queue->each([&](std::uint64_t, const Operation& op) {
-      if (op.network != 0 && op.region != kNone && !view_->find(op.region)) clean = false;
+      if (op.network == 0) return;
+      // The handles of both are with the network, or about to be given to it.
+      if (op.region != kNone && !view_->find(op.region)) clean = false;
+      if (op.window != kNoWindow && !view_->find(op.window)) clean = false;
     });
   }
   if (!clean) return;
@@ -334,7 +342,9 @@ bool Engine::push() {
     Outbox& box = *to_push_[i];
     if (!box.empty()) {
       const int peer = static_cast<int>(box.first()->peer);
+      posting_ = true;
       const int taken = link_->network().post(link_->endpoint(), box.first(), box.size());
+      posting_ = false;
       if (taken < 0) {
         report(peer, Code::network, link_->network().last_error());
         fail_operations(peer);
@@ -351,6 +361,8 @@ bool Engine::push() {
       ++i;
     }
   }
+  if (!late_downs_.empty()) [[unlikely]]
+    say_late_downs();
   return any;
 }
 

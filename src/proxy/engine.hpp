@@ -162,6 +162,7 @@ class Engine {
   void on_message(std::uint32_t peer, const void* data, std::uint32_t bytes);
   void on_immediate(std::uint32_t peer, std::uint32_t immediate);
   void on_peer_down(std::uint32_t peer, const char* sentence);
+  void say_late_downs();
   void report_down(std::uint32_t peer);
   void act(std::uint32_t peer, const Message& message);
   void answer(std::uint32_t peer, const Message& to, std::uint64_t value, Status status);
@@ -193,8 +194,11 @@ class Engine {
   std::array<Found, kFound> found_;  ///< regions of view_ that were named lately
   std::vector<char> failed_;         ///< [nranks] as acted upon
   std::vector<std::string> down_;    ///< [nranks] what the network said, until it is reported
-  std::uint64_t seen_ = 0;           ///< version of the board acted upon
-  bool settled_ = true;              ///< that version is acknowledged
+  /// What a network said inside post(), where no callback may be: acted upon after it.
+  std::vector<std::pair<std::uint32_t, std::string>> late_downs_;
+  bool posting_ = false;
+  std::uint64_t seen_ = 0;  ///< version of the board acted upon
+  bool settled_ = true;     ///< that version is acknowledged
   std::vector<std::unique_ptr<DeviceState>> devices_;
   std::vector<Queue*> queues_{nullptr};         ///< by id; null: free
   std::vector<std::uint64_t> next_numbers_{0};  ///< by id, of free ones

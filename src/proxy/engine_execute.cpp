@@ -134,7 +134,9 @@ std::uint32_t Engine::drain_run(Ring& ring, std::uint64_t head, std::uint32_t mo
     return 0;
   }
   reader.taken(n);
-  op.count = op.network = n;
+  op.count = n & 0xff;  // at most kRun
+  op.network = n;
+  op.window = f.window();
   if (!kValue) op.region = f.region();
   ring.outstanding += n;
   box.added(n);
@@ -219,6 +221,7 @@ inline bool Engine::move_pieces(Handle on, ProxyFields f, std::uint32_t kind) {
   if ((bytes - 1) / max_message_ >= kMaxUnseen) [[unlikely]]
     return false;
   on.op.region = f.region();
+  on.op.window = f.window();
   std::uint64_t done = 0;
   do {
     marrow_network_operation& o = enqueue(on, kind);
@@ -236,6 +239,7 @@ inline bool Engine::move_pieces(Handle on, ProxyFields f, std::uint32_t kind) {
 inline bool Engine::put_inline(Handle on, ProxyFields f) {
   const Region* window = window_of(f.window(), f.value_offset(), f.value_bytes());
   if (!window || f.value_bytes() - 1 >= kProxyMaxInline) return false;
+  on.op.window = f.window();
   marrow_network_operation& o = enqueue(on, MARROW_NETWORK_PUT_VALUE);
   o.remote = window->remote[on.queue.peer];
   o.remote_offset = f.value_offset();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages: what this rank's thread does for its peers. Their contents are checked like descriptors.
 #include <cstring>
+#include <utility>
 
 #include "base/text.hpp"
 #include "proxy/engine.hpp"
@@ -206,6 +207,11 @@ void Engine::on_peer_down(std::uint32_t peer, const char* sentence) {
   fail_operations(static_cast<int>(peer));
   // A peer that leaves after everything is done is no error until somebody wants it again.
   if (waited_for) report_down(peer);
+}
+
+void Engine::say_late_downs() {
+  for (const auto& [peer, sentence] : std::exchange(late_downs_, {}))
+    on_peer_down(peer, sentence.c_str());
 }
 
 void Engine::report_down(std::uint32_t peer) {

@@ -18,15 +18,18 @@ namespace marrow::proxy {
 
 /// No region, no side entry.
 inline constexpr std::uint32_t kNone = ~0u;
+inline constexpr std::uint32_t kNoWindow = (1u << 24) - 1;
+static_assert(kProxyMaxWindows <= kNoWindow);
 
 /// An operation under way, or a run of small ones that were posted together.
 struct Operation {
-  std::uint64_t index;    ///< of its (first) descriptor in the ring
-  std::uint32_t region;   ///< it reads or writes while on the network; kNone
-  std::int32_t counter;   ///< -1: none
-  std::uint32_t extra;    ///< its Extra; kNone
-  std::uint32_t network;  ///< network operations queued or posted
-  std::uint32_t count;    ///< descriptors in a row that it stands for
+  std::uint64_t index;        ///< of its (first) descriptor in the ring
+  std::uint32_t region;       ///< it reads or writes while on the network; kNone
+  std::int32_t counter;       ///< -1: none
+  std::uint32_t extra;        ///< its Extra; kNone
+  std::uint32_t network;      ///< network operations queued or posted
+  std::uint32_t window : 24;  ///< of the peer, which it reads or writes on the network; kNoWindow
+  std::uint32_t count : 8;    ///< descriptors in a row that it stands for
   ProxyOpcode opcode;
   std::uint8_t status;  ///< a Status
   bool reply;           ///< an answer is awaited
@@ -129,7 +132,7 @@ class Queue {
   Operation& add(std::uint64_t index, ProxyOpcode opcode, std::int32_t counter) {
     if (next_ - first_ == capacity_) grow();
     Operation& op = at(next_++);
-    op = {index, kNone, counter, kNone, 0, 1, opcode, 0, false, false};
+    op = {index, kNone, counter, kNone, 0, kNoWindow, 1, opcode, 0, false, false};
     return op;
   }
   /// Takes back the last add.

@@ -3,11 +3,29 @@
 // The libfabric network behind its C functions, over tcp and shm: operations, refusals, peers that end, ranks that
 // chose differently. Skipped where libfabric is not installed.
 #include <gmock/gmock.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "marrow/error.hpp"
 #include "unit/network_sides.hpp"
+
+namespace {
+std::atomic<bool> link_is_down{false};
+}
+/// The provider's calls end here, too: a link that is down.
+extern "C" __attribute__((visibility("default"))) int connect(int socket, const sockaddr* address,
+                                                              socklen_t bytes) {
+  if (link_is_down && address->sa_family != AF_UNIX) {
+    errno = ENETUNREACH;
+    return -1;
+  }
+  return static_cast<int>(::syscall(SYS_connect, socket, address, bytes));
+}
 
 namespace marrow::test {
 namespace {
@@ -190,6 +208,68 @@ TEST(LibfabricTcp, APeerThatEndedIsNamedWithItsAddress) {
     EXPECT_THAT(sentence, MatchesRegex(".*rank 1 at .*:[0-9]+.*: .*"));
   }
   EXPECT_EQ(sides.run(0, sides.message(0, 2, "on")), MARROW_NETWORK_OK);
+}
+
+/// Services of a communicator whose MARROW_PEER_TIMEOUT is 200 ms.
+marrow_network_services impatient() {
+  marrow_network_services services{};
+  services.version = MARROW_NETWORK_VERSION;
+  services.size = sizeof(services);
+  services.parameter = [](void*, const char* name) -> const char* {
+    return std::string("MARROW_PEER_TIMEOUT") == name ? "200ms" : nullptr;
+  };
+  return services;
+}
+
+TEST(LibfabricTcp, APeerThatCannotBeReachedIsGivenUpInProgressAndNowhereElse) {
+  NEEDS("tcp");
+  for (const std::uint32_t kind :
+       {MARROW_NETWORK_MESSAGE, MARROW_NETWORK_PUT_VALUE, MARROW_NETWORK_PUT, MARROW_NETWORK_GET}) {
+    SCOPED_TRACE(kind);
+    Sides sides("libfabric", "prov=tcp", 3, 1 << 16, impatient());
+    ASSERT_EQ(sides.problem, "");
+    link_is_down = true;
+    auto o = sides.operation(kind, 0, 1);
+    o.bytes = kind == MARROW_NETWORK_PUT || kind == MARROW_NETWORK_GET ? 9000 : 8;
+    bool posted = false;
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_TRUE(sides.until([&] {
+      if (!posted) {
+        posted = sides[0].post(o) == 1;
+        EXPECT_TRUE(!posted || sides[0].down.empty()) << "said inside post()";
+      }
+      return sides[0].done.count(o.token) != 0 && !sides[0].down.empty();
+    }));
+    EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(200));
+    link_is_down = false;
+    ASSERT_EQ(sides[0].done.count(o.token), 1u);
+    EXPECT_EQ(sides[0].status_of(o.token), MARROW_NETWORK_PEER_FAILED);
+    ASSERT_EQ(sides[0].down.count(1), 1u);
+    EXPECT_THAT(sides[0].down[1],
+                MatchesRegex("rank 1 at .*:[0-9]+ could not be reached for 200 ms: .*"));
+    // It stays given up, and others are reached.
+    EXPECT_EQ(sides.run(0, sides.message(0, 1, "hello")), MARROW_NETWORK_PEER_FAILED);
+    EXPECT_EQ(sides.run(0, sides.message(0, 2, "hello")), MARROW_NETWORK_OK);
+  }
+}
+
+TEST(LibfabricTcp, ALinkThatComesBackInTimeIsNoFailure) {
+  NEEDS("tcp");
+  Sides sides("libfabric", "prov=tcp");
+  ASSERT_EQ(sides.problem, "");
+  link_is_down = true;
+  const auto message = sides.message(0, 1, "hello");
+  bool posted = false;
+  EXPECT_FALSE(sides.until(
+      [&] {
+        if (!posted) posted = sides[0].post(message) == 1;
+        return posted;
+      },
+      std::chrono::milliseconds(300)));
+  link_is_down = false;
+  EXPECT_EQ(sides.run(0, message), MARROW_NETWORK_OK);
+  EXPECT_TRUE(sides.until([&] { return sides[1].messages.size() == 1; }));
+  EXPECT_TRUE(sides[0].down.empty());
 }
 
 TEST(LibfabricTcp, ARankThatFailedBeforeHasNoAddress) {

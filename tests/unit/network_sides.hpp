@@ -94,8 +94,8 @@ struct Shared {
 class Sides {
  public:
   Sides(const std::string& name, const std::string& options, std::uint32_t n = 2,
-        std::size_t bytes = 1 << 16)
-      : sides(n), memory(n) {
+        std::size_t bytes = 1 << 16, const marrow_network_services& lent = {})
+      : services(lent), sides(n), memory(n) {
     services.version = MARROW_NETWORK_VERSION;
     services.size = sizeof(services);
     const marrow_network& network = network_named(name);

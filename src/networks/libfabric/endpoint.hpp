@@ -148,6 +148,7 @@ class Endpoint {
   bool follows(const Packet& packet);
   void peer_down(std::uint32_t peer, const std::string& why);
   bool still_trying(std::uint32_t peer, std::int64_t error);
+  std::uint32_t say_given_up();
   void* descriptor(const Region& region) const;
 
   const marrow_network_services& services_;
@@ -176,6 +177,7 @@ class Endpoint {
 
   std::vector<std::unique_ptr<Peer>> peers_;
   std::unordered_map<fi_addr_t, std::uint32_t> rank_of_;  ///< where completions do not carry it
+  std::vector<std::pair<std::uint32_t, std::string>> given_up_;  ///< in post(), to be said
   std::atomic<bool> aborted_{false};  ///< some peer's gone was set since the last look
   std::deque<marrow_network_completion> completions_;
   std::deque<marrow_network_operation> own_;  ///< messages and immediates of this rank to itself

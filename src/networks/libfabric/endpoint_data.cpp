@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/text.hpp"
 #include "marrow/error.hpp"
@@ -197,15 +198,30 @@ std::uint32_t Endpoint::post(const marrow_network_operation* operations, std::ui
   return n;
 }
 
-/// A way that is closed may open again: a link that is down for seconds, a peer that starts slowly.
+/// A way that is closed may open again: a link that is down for seconds, a peer that starts slowly. Called inside
+/// post(), where no callback may be: progress() says the end.
 bool Endpoint::still_trying(std::uint32_t rank, std::int64_t error) {
   Peer& peer = *peers_[rank];
   const auto now = Clock::now();
   if (peer.trying == Clock::time_point{}) peer.trying = now;
   if (now - peer.trying < patience_) return true;
-  peer_down(rank, cat("rank ", rank, " at ", peer.where, " could not be reached for ",
-                      patience_.count() / 1000, " s: ", text(error)));
+  if (!peer.gone.exchange(true, std::memory_order_acq_rel)) {
+    given_up_.emplace_back(rank,
+                           cat("rank ", rank, " at ", peer.where, " could not be reached for ",
+                               patience_.count(), " ms: ", text(error)));
+  }
+  aborted_.store(true, std::memory_order_release);  // meets take_aborted()
   return false;
+}
+
+std::uint32_t Endpoint::say_given_up() {
+  std::uint32_t said = 0;
+  for (auto& [rank, why] : std::exchange(given_up_, {})) {
+    if (std::exchange(peers_[rank]->down, true)) continue;
+    events_.peer_down(events_.user, rank, why.c_str());
+    ++said;
+  }
+  return said;
 }
 
 void Endpoint::peer_down(std::uint32_t rank, const std::string& why) {
@@ -367,7 +383,8 @@ std::uint32_t Endpoint::progress() {
     for (std::int64_t i = 0; i < n; ++i) called += take(entries[i], carries_rank_ ? 0 : sources[i]);
     if (n < static_cast<std::int64_t>(std::size(entries))) break;
   }
-  return called;
+  // Last: what such a peer sent came before its end.
+  return called + say_given_up();
 }
 
 std::uint32_t Endpoint::test(marrow_network_completion* completions, std::uint32_t n) {

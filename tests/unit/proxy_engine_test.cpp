@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// marrow-test: tsan asan
+// What the engine makes of networks that behave badly, or slowly: a peer given up inside post(), windows that close
+// while operations on them wait to be posted.
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <set>
+#include <thread>
+
+#include "proxy/message.hpp"
+#include "unit/proxy_support.hpp"
+#include "unit/scripted_network.hpp"
+
+namespace marrow::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+ProxyOptions scripted() {
+  ProxyOptions options;
+  options.parameters.set("MARROW_NETWORK", "scripted");
+  return options;
+}
+
+// --- the contract of post() -------------------------------------------------------------------------
+
+MARROW_KERNEL put_to_both(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle local,
+                          Status* out) {
+  Gin gin(comm, 0);
+  for (int i = 0; i < 8; ++i) {
+    (void)gin.put(1, window, 64, local, 0, 64);
+    (void)gin.put_value(1, window, 8, 5, SignalAdd{0, 1});
+  }
+  out[0] = gin.flush(1);
+  (void)gin.put(2, window, 64, local, 0, 64);
+  (void)gin.put_value(2, window, 8, 5, SignalAdd{0, 1});
+  out[1] = gin.flush(2);
+}
+
+/// The network says inside post() that rank 1 is down, and takes `took` of what it was given.
+void give_up_inside_post(std::uint32_t took) {
+  std::atomic<bool> said{false};
+  Script::begin().post = [&](void* endpoint, const Script::End& end,
+                             const marrow_network_operation* operations, std::uint32_t n) {
+    if (end.rank != 0 || operations->peer != 1) {
+      return below_script().post(endpoint, operations, n);
+    }
+    below_script().abort(endpoint, 1);
+    if (said.exchange(true)) return below_script().post(endpoint, operations, n);
+    end.events.peer_down(end.events.user, 1, "rank 1 is unreachable");
+    const std::uint32_t taken = std::min(took, n);
+    return taken == 0 ? 0 : below_script().post(endpoint, operations, taken);
+  };
+  run_proxy_ranks(
+      3,
+      [&](ProxyRank& rank) {
+        if (rank.rank() == 0) {
+          Status status[2] = {Status::ok, Status::invalid};
+          rank.run(1, 1, put_to_both, rank.window, rank.local, status);
+          EXPECT_EQ(status[0], Status::peer_failed);
+          EXPECT_EQ(status[1], Status::ok);
+          const auto errors = rank.errors();
+          ASSERT_FALSE(errors.empty());
+          EXPECT_EQ(errors[0].first, 1);
+          EXPECT_THAT(errors[0].second.sentence(), HasSubstr("rank 1 is unreachable"));
+        }
+        rank.bootstrap().barrier();
+      },
+      scripted());
+}
+
+TEST(ProxyEngine, APeerGivenUpInsidePostHarmsNobody) {
+  for (const std::uint32_t took : {0u, 1u, 3u, ~0u}) give_up_inside_post(took);
+}
+
+// --- windows that close -----------------------------------------------------------------------------
+
+MARROW_KERNEL post_one(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle local,
+                       int kind) {
+  Gin gin(comm, 0);
+  switch (kind) {
+    case 0: (void)gin.put(1, window, 64, local, 0, 64); return;
+    case 1: (void)gin.put_value(1, window, 8, 5); return;
+    case 2: (void)gin.put(1, window, 64, local, 0, 64, SignalAdd{0, 1}); return;
+    case 3: (void)gin.put_value(1, window, 8, 5, SignalAdd{0, 1}); return;
+    case 4: (void)gin.get(1, window, 64, local, 0, 64); return;
+  }
+}
+
+/// Rank 0's operation waits to be posted (its peer is being connected) when the window it names is closed.
+void close_under_way(int kind) {
+  std::atomic<bool> hold{true};
+  std::atomic<int> waiting{0}, too_late{0};
+  std::mutex mutex;
+  std::set<void*> released;
+  Script& script = Script::begin();
+  script.post = [&](void* endpoint, const Script::End& end,
+                    const marrow_network_operation* operations, std::uint32_t n) {
+    if (end.rank == 0 && operations->peer == 1 && hold) {
+      waiting = static_cast<int>(n);
+      return 0;
+    }
+    {
+      std::lock_guard lock(mutex);
+      for (std::uint32_t i = 0; i < n; ++i) too_late += released.count(operations[i].remote) != 0;
+    }
+    return too_late ? static_cast<int>(n) : below_script().post(endpoint, operations, n);
+  };
+  script.release_key = [&](void* remote) {
+    std::lock_guard lock(mutex);
+    released.insert(remote);
+  };
+  run_proxy_ranks(
+      2,
+      [&](ProxyRank& rank) {
+        const WindowHandle window = rank.make_window(10, 4096);
+        if (rank.rank() == 0) {
+          {
+            std::lock_guard lock(mutex);
+            released.clear();  // addresses of earlier ones are used again
+          }
+          rank.run(1, 1, post_one, window, rank.local, kind);
+          const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+          while (waiting == 0 && std::chrono::steady_clock::now() < late) std::this_thread::yield();
+          EXPECT_GT(waiting, 0);
+          std::thread connected([&] {
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            hold = false;
+          });
+          rank.transport().deregister(10);
+          EXPECT_FALSE(hold) << "the window was given up before what names it was posted";
+          connected.join();
+        }
+        rank.bootstrap().barrier();
+        if (rank.rank() == 1) rank.transport().deregister(10);
+        EXPECT_EQ(too_late, 0) << "posted with the handle of a closed window";
+      },
+      scripted());
+}
+
+TEST(ProxyEngine, AWindowStaysWhileOperationsOnItWaitToBePosted) {
+  for (int kind = 0; kind < 5; ++kind) {
+    SCOPED_TRACE(kind);
+    close_under_way(kind);
+  }
+}
+
+}  // namespace
+}  // namespace marrow::test
