@@ -133,6 +133,7 @@ class Engine {
   // engine_execute.cpp: descriptors
   bool drain();
   bool drain_ring(Ring& ring);
+  MARROW_HOT bool must_wait(Ring& ring, ProxyFields f);
   template <bool kValue>
   std::uint32_t drain_run(Ring& ring, std::uint64_t head, std::uint32_t most);
   MARROW_HOT void execute(Ring& ring, std::uint64_t index, const ProxyDescriptor& d);
@@ -212,8 +213,6 @@ class Engine {
   std::unordered_map<std::uint64_t, Sending> sending_;
   std::unordered_map<std::uint64_t, Receiving> receiving_;
   std::unordered_map<std::uint32_t, std::uint32_t> first_sequences_;  ///< by DeviceRings::number
-  std::vector<std::pair<std::uint32_t, Sending*>>
-      full_;  ///< {peer, end}: the peer is too far behind
 };
 
 }  // namespace marrow::proxy

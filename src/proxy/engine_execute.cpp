@@ -16,10 +16,6 @@ inline const Region* Engine::window_of(std::uint32_t id, std::uint64_t offset,
 }
 
 bool Engine::drain() {
-  if (!full_.empty()) {  // a peer is so far behind that sequences could be confused
-    std::erase_if(full_, [](const auto& end) { return end.second->unseen() < kMaxUnseen; });
-    if (!full_.empty()) return false;
-  }
   bool any = false;
   for (const auto& device : devices_) {
     if (device->removed) continue;
@@ -53,6 +49,10 @@ bool Engine::drain_ring(Ring& ring) {
     if (taken == 0) {
       ProxyDescriptor descriptor;
       if (!ring.reader.next(&descriptor)) break;
+      if (must_wait(ring, ProxyFields(descriptor))) [[unlikely]] {
+        ring.reader.put_back();
+        break;
+      }
       ++ring.outstanding;
       execute(ring, ring.reader.index() - 1, descriptor);
       taken = 1;
@@ -69,6 +69,21 @@ bool Engine::drain_ring(Ring& ring) {
         .store(index, std::memory_order_release);
   }
   return index != first;
+}
+
+/// Whether its peer is so far behind on this stream that sequences could be confused. Then the ring waits, and no
+/// other does. Asked before the descriptor is numbered, since one alone may take kMaxUnseen.
+inline bool Engine::must_wait(Ring& ring, ProxyFields f) {
+  const std::uint32_t peer = f.peer();
+  const Queue* queue =
+      peer < static_cast<std::uint32_t>(nranks_) ? ring.queues[peer].get() : nullptr;
+  if (!queue || queue->sending->unseen() == 0) return false;
+  std::uint64_t needed = 2;  // a message, and a question of ask()
+  if (!ordered_ && f.opcode() == ProxyOpcode::put && f.bytes() > max_message_)
+    needed += (f.bytes() - 1) / max_message_;
+  if (queue->sending->unseen() + needed <= kMaxUnseen) return false;
+  ask(peer, queue->stream, *queue->sending);
+  return true;
 }
 
 /// Small puts in a row that differ in offsets and values only, the bulk of what a GPU sends: what they name is

@@ -42,7 +42,6 @@ Sending& Engine::sending(std::uint32_t peer, std::uint32_t stream) {
 /// Asks the peer, once at a time, what it has acted upon.
 void Engine::ask(std::uint32_t peer, std::uint32_t stream, Sending& sending) {
   if (failed_[peer]) return;
-  if (sending.unseen() >= kMaxUnseen) full_.emplace_back(peer, &sending);
   if (sending.asking) return;
   sending.asking = true;
   Message message{};

@@ -54,8 +54,9 @@ inline constexpr std::uint32_t kStreams = 1u << kStreamBits;
 inline constexpr std::uint32_t kDeviceStreams =
     64;  ///< contexts of one device communicator at most
 inline constexpr std::uint32_t kSequenceMask = (1u << kSequenceBits) - 1;
-/// Of one stream, sequences that the peer may not have seen yet; then the sender waits. A quarter of what an
-/// immediate can tell apart, since one put may take many.
+/// Of one stream, sequences that the peer may not have seen yet; then its ring waits. A quarter of what an immediate
+/// can tell apart. One operation may take as many, and then starts when none is unseen: with its message and
+/// questions in between, less than half of it.
 inline constexpr std::uint32_t kMaxUnseen = 1u << (kSequenceBits - 2);
 /// So many unseen ones make the sender ask; early enough that it need not wait.
 inline constexpr std::uint32_t kAskAfter = kMaxUnseen / 4;

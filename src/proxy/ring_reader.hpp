@@ -28,6 +28,8 @@ class RingReader {
   std::uint64_t until_end() const { return size() - (index_ & (size() - 1)); }
   std::uint64_t lap() const { return proxy_lap(index_, log_size_); }
   void taken(std::uint32_t n) { index_ += n; }
+  /// The last one that was taken comes again.
+  void put_back() { --index_; }
 
   /// The acquire meets the producer's release: what it stored before it posted is visible here, the low
   /// word of this chunk too.

@@ -146,5 +146,84 @@ TEST(ProxyEngine, AWindowStaysWhileOperationsOnItWaitToBePosted) {
   }
 }
 
+// --- sequences --------------------------------------------------------------------------------------
+
+#if !defined(__SANITIZE_THREAD__)  // a million and a half of operations
+
+MARROW_KERNEL put_many_pieces(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle local,
+                              int puts, std::uint64_t bytes) {
+  Gin gin(comm, 0);
+  for (int i = 0; i < puts; ++i) (void)gin.put(1, window, 0, local, 0, bytes, SignalAdd{3, 1});
+}
+MARROW_KERNEL put_elsewhere(DeviceCommunicator comm, WindowHandle window, Status* out) {
+  Gin gin(comm, 1);
+  for (int i = 0; i < 100 && *out == Status::ok; ++i)
+    *out = worse(gin.put_value(2, window, 8, i, SignalAdd{4, 1}), gin.flush(2));
+}
+MARROW_KERNEL flush_one(DeviceCommunicator comm, Status* out) {
+  Gin gin(comm, 0);
+  *out = gin.flush(1);
+}
+MARROW_KERNEL await_puts(DeviceCommunicator comm, int puts, Status* out) {
+  Gin gin(comm, 0);
+  *out = gin.wait_signal(3, static_cast<std::uint64_t>(puts));
+}
+
+TEST(ProxyEngine, OneStreamStaysWithinItsSequencesAndHoldsUpNoOther) {
+  constexpr int kPuts = 3;
+  constexpr std::uint64_t kBytes = proxy::kMaxUnseen / 2;  // one byte a piece
+  std::atomic<bool> hold{true};
+  std::atomic<std::uint32_t> most{0};
+  Script& script = Script::begin();
+  script.properties = [](marrow_network_properties& p) {
+    p.ordered = 0;
+    p.max_message = 1;
+  };
+  script.post = [&](void* endpoint, const Script::End& end,
+                    const marrow_network_operation* operations, std::uint32_t n) {
+    if (end.rank == 0 && operations->peer == 1 && hold) {
+      if (n > most) most = n;
+      return 0;
+    }
+    return below_script().post(endpoint, operations, n);
+  };
+  ProxyOptions options = scripted();
+  options.window_bytes = kBytes;
+  run_proxy_ranks(
+      3,
+      [&](ProxyRank& rank) {
+        if (rank.rank() == 0) {
+          for (std::uint64_t i = 0; i < kBytes; ++i)
+            rank.local_block.host[i] = static_cast<std::byte>(i * 7 + i / 256);
+          rank.run(1, 1, put_many_pieces, rank.window, rank.local, kPuts, kBytes);
+          const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+          while (most < kBytes && std::chrono::steady_clock::now() < late)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          Status status = Status::ok;
+          rank.run(1, 1, put_elsewhere, rank.window, &status);
+          EXPECT_EQ(status, Status::ok) << "held up by another stream";
+          EXPECT_GE(most, kBytes);
+          EXPECT_LE(most, proxy::kMaxUnseen) << "an immediate cannot tell so many apart";
+          hold = false;
+          rank.run(1, 1, flush_one, &status);
+          EXPECT_EQ(status, Status::ok);
+        }
+        if (rank.rank() == 1) {
+          Status status = Status::invalid;
+          rank.run(1, 1, await_puts, kPuts, &status);
+          EXPECT_EQ(status, Status::ok);
+          std::uint64_t wrong = 0;
+          for (std::uint64_t i = 0; i < kBytes; ++i)
+            wrong += rank.window.local[i] != static_cast<std::byte>(i * 7 + i / 256);
+          EXPECT_EQ(wrong, 0u);
+        }
+        rank.bootstrap().barrier();
+        EXPECT_TRUE(rank.errors().empty());
+      },
+      options);
+}
+
+#endif
+
 }  // namespace
 }  // namespace marrow::test
