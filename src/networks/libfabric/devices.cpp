@@ -114,9 +114,11 @@ Options parse_options(const std::string& text) {
       options.family = value == "4" ? 4 : 6;
     } else if (key == "cq_data" && (value == "4" || value == "8")) {
       options.cq_data = value == "4" ? 4 : 8;
+    } else if (key == "device" && value == "host") {
+      options.device_is_host = true;
     } else {
       throw Error(Code::invalid_argument, cat("network libfabric has no option '", item, "'"),
-                  "it has prov=<provider>, family=4|6 and cq_data=4|8");
+                  "it has prov=<provider>, family=4|6, cq_data=4|8 and device=host");
     }
   }
   return options;
@@ -181,7 +183,7 @@ std::vector<Info> find_devices(const marrow_network_services& services, const Op
   return all;
 }
 
-marrow_network_properties properties_of(const fi_info& info, const Options&) {
+marrow_network_properties properties_of(const fi_info& info, const Options& options) {
   marrow_network_properties p{};
   p.size = sizeof(p);
   const std::string name = cat(provider_of(info), "/", device_of(info));
@@ -189,7 +191,7 @@ marrow_network_properties properties_of(const fi_info& info, const Options&) {
   // Even where a provider orders writes, a write and a message overtake each other on some; sequences cost
   // nothing, since the immediate travels with the write.
   p.ordered = 0;
-  p.device_memory = (info.caps & FI_HMEM) != 0;
+  p.device_memory = (info.caps & FI_HMEM) != 0 || options.device_is_host;
   p.host_only = !(info.caps & FI_REMOTE_COMM) || is_provider(info, "shm");
   p.immediate_bytes = 4;
   p.max_inline = MARROW_NETWORK_MAX_INLINE;

@@ -18,6 +18,8 @@ struct Options {
   std::uint32_t family = 0;  ///< 4 or 6: only addresses of that version of IP
   /// Bytes of remote completion data to use at most; 4, as on EFA, for tests.
   std::uint32_t cq_data = 8;
+  /// Device memory is the host's to the provider, and only the copy engine may touch it otherwise; for tests.
+  bool device_is_host = false;
 };
 /// Throws Error(invalid_argument) naming the key.
 Options parse_options(const std::string& text);

@@ -249,7 +249,12 @@ std::unique_ptr<Region> Endpoint::register_memory(const marrow_network_memory& m
   attr.iov_count = 1;
   attr.access = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
   attr.requested_key = region->id;
-  if (region->device) {
+  if (region->device && !services_.copy) {
+    throw Error(Code::unsupported,
+                "network libfabric writes to device memory by a copy engine, and here is none",
+                "make a communicator on a GPU");
+  }
+  if (region->device && !options_.device_is_host) {
     if (!(info_->caps & FI_HMEM))
       throw Error(Code::unsupported, cat("libfabric's ", info_->fabric_attr->prov_name,
                                          " does not reach device memory here"));

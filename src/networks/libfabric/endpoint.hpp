@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // An endpoint over libfabric's reliable datagrams (FI_EP_RDM). Puts are writes whose remote completion data is the
 // immediate; a put_value and a message are small packets, since no provider promises that a write's 8-byte words
-// land whole, and the receiver's thread stores those. Puts of a few bytes are packets too, where the provider
-// injects them: over tcp that takes 3.3 us, a write and its completion 6.1. Connections are the provider's: made on first use.
+// land whole, and the receiver's thread stores those: into device memory by the GPU's copy engine, whose end it
+// awaits before it says that they landed. Puts of a few bytes are packets too, where the provider injects them: over
+// tcp that takes 3.3 us, a write and its completion 6.1. Connections are the provider's: made on first use.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -136,6 +137,15 @@ class Endpoint {
   std::int64_t read(const marrow_network_operation& operation);
   std::int64_t send(const marrow_network_operation& operation);
   void run_own(const marrow_network_operation& operation);
+  void finish_own(const marrow_network_operation& operation);
+  /// Started by the GPU's copy engine; the copies of an endpoint end in their order.
+  struct Copying {
+    std::uint64_t ticket = 0;
+    std::uint32_t source = 0;
+    marrow_network_operation operation{};  ///< of ours to ourselves; of a peer: its immediate
+  };
+  bool start_copy(void* to, const void* from, std::uint64_t bytes, Copying copying);
+  std::uint32_t take_copies();
   Request& take_request(const marrow_network_operation& operation);
   void give_back(Request& request);
   void complete(std::uint64_t token, std::uint32_t peer, int status);
@@ -181,6 +191,8 @@ class Endpoint {
   std::atomic<bool> aborted_{false};  ///< some peer's gone was set since the last look
   std::deque<marrow_network_completion> completions_;
   std::deque<marrow_network_operation> own_;  ///< messages and immediates of this rank to itself
+  std::deque<Copying> copying_;
+  bool copy_failed_ = false;
   std::mutex mutex_;
   std::unordered_map<std::uint32_t, const Region*> regions_;  ///< by id, for packets
   std::uint32_t next_region_ = 1;

@@ -138,29 +138,80 @@ std::int64_t Endpoint::send(const marrow_network_operation& o) {
 
 /// To ourselves: no provider need be asked whether it can.
 void Endpoint::run_own(const marrow_network_operation& o) {
+  std::byte* const theirs = o.remote ? remote(o).own + o.remote_offset : nullptr;
+  std::byte* const ours = o.local ? local(o).data + o.local_offset : nullptr;
+  const bool device = (o.local && local(o).device) || (o.remote && remote(o).device);
   switch (o.kind) {
     case MARROW_NETWORK_PUT:
-      std::memcpy(remote(o).own + o.remote_offset, local(o).data + o.local_offset, o.bytes);
+      if (device && start_copy(theirs, ours, o.bytes, {.source = rank_, .operation = o})) return;
+      if (!device) std::memcpy(theirs, ours, o.bytes);
       break;
     case MARROW_NETWORK_PUT_VALUE:
-      store_value(remote(o).own + o.remote_offset, o.inline_data, o.bytes);
+      if (device && start_copy(theirs, o.inline_data, o.bytes, {.source = rank_, .operation = o}))
+        return;
+      if (!device) store_value(theirs, o.inline_data, o.bytes);
       break;
     case MARROW_NETWORK_GET:
-      std::memcpy(local(o).data + o.local_offset, remote(o).own + o.remote_offset, o.bytes);
+      if (device && start_copy(ours, theirs, o.bytes, {.source = rank_, .operation = o})) return;
+      if (!device) std::memcpy(ours, theirs, o.bytes);
       break;
     default: break;
   }
+  if (device) return complete(o.token, o.peer, MARROW_NETWORK_ERROR);
+  finish_own(o);
+}
+
+void Endpoint::finish_own(const marrow_network_operation& o) {
   // Callbacks belong into progress().
   if (o.kind == MARROW_NETWORK_MESSAGE || o.has_immediate) own_.push_back(o);
   complete(o.token, o.peer, MARROW_NETWORK_OK);
 }
 
+/// A host source of up to 64 bytes is read before it returns. False: that failed, and the log says so.
+bool Endpoint::start_copy(void* to, const void* from, std::uint64_t bytes, Copying copying) {
+  if (!services_.copy ||
+      services_.copy(services_.user, to, from, bytes, &copying.ticket) != MARROW_NETWORK_OK) {
+    log(2, cat("the GPU's copy engine did not take ", bytes, " bytes"));
+    copy_failed_ = true;
+    return false;
+  }
+  copying_.push_back(copying);
+  return true;
+}
+
+/// Says those that have ended.
+std::uint32_t Endpoint::take_copies() {
+  std::uint32_t called = 0;
+  while (!copying_.empty()) {
+    const int state = services_.copy_test(services_.user, copying_.front().ticket);
+    if (state == 0) break;
+    const Copying ended = copying_.front();
+    copying_.pop_front();
+    const marrow_network_operation& o = ended.operation;
+    const bool own = ended.source == rank_;
+    if (state < 0) {
+      copy_failed_ = true;
+      if (own) complete(o.token, o.peer, MARROW_NETWORK_ERROR);
+    } else if (own) {
+      finish_own(o);
+    } else if (o.has_immediate) {
+      events_.immediate(events_.user, ended.source, o.immediate);
+      ++called;
+    }
+  }
+  if (std::exchange(copy_failed_, false)) {
+    throw Error(Code::cuda, cat("a copy into or out of rank ", rank_, "'s device memory failed"),
+                "look for the first CUDA error");
+  }
+  return called;
+}
+
 std::int64_t Endpoint::start(const marrow_network_operation& o) {
-  const bool device = o.local && local(o).device;
-  if (o.peer == rank_ && !device) {
+  if (o.peer == rank_) {
     run_own(o);
     return 0;
   }
+  const bool device = o.local && local(o).device;
   switch (o.kind) {
     case MARROW_NETWORK_PUT:
       return o.bytes <= most_injected_ && !device && !remote(o).device ? send(o) : write(o);
@@ -251,15 +302,24 @@ std::uint32_t Endpoint::take_aborted() {
   return any;
 }
 
+/// @return whether its immediate may be said: not while a copy is under way, which says it then
 bool Endpoint::store_packet(std::uint32_t source, const Packet& packet) {
   const auto& value = packet.content.value;
   std::lock_guard lock(mutex_);  // the region stays while we write to it
   const auto found = regions_.find(value.region);
-  if (found == regions_.end()) return false;
+  if (found == regions_.end()) return true;
   const Region& region = *found->second;
-  if (value.offset > region.bytes || packet.bytes > region.bytes - value.offset || region.device) {
+  if (value.offset > region.bytes || packet.bytes > region.bytes - value.offset) {
     log(2, cat("rank ", source, " put ", packet.bytes, " bytes to offset ", value.offset,
                " of a region of ", region.bytes, ": refused"));
+    return true;
+  }
+  if (region.device) {
+    Copying copying{.source = source};
+    copying.operation.has_immediate = packet.has_immediate;
+    copying.operation.immediate = value.immediate;
+    // Where it failed, nothing says that it landed.
+    start_copy(region.data + value.offset, value.data, packet.bytes, copying);
     return false;
   }
   store_value(region.data + value.offset, value.data, packet.bytes);
@@ -293,8 +353,8 @@ std::uint32_t Endpoint::take_packet(const Packet& packet, std::size_t bytes) {
       bytes != Packet::kHeader + Packet::kValueHeader + packet.bytes)
     return 0;
   // A region that was closed meanwhile: its sequence counts all the same.
-  store_packet(source, packet);
-  if (packet.has_immediate) events_.immediate(events_.user, source, packet.content.value.immediate);
+  if (store_packet(source, packet) && packet.has_immediate)
+    events_.immediate(events_.user, source, packet.content.value.immediate);
   return 1;
 }
 
@@ -384,7 +444,8 @@ std::uint32_t Endpoint::progress() {
     if (n < static_cast<std::int64_t>(std::size(entries))) break;
   }
   // Last: what such a peer sent came before its end.
-  return called + say_given_up();
+  called += say_given_up();
+  return called + take_copies();
 }
 
 std::uint32_t Endpoint::test(marrow_network_completion* completions, std::uint32_t n) {

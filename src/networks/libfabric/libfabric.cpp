@@ -46,7 +46,9 @@ int devices(void* instance, std::uint32_t* count) {
 int properties(void* instance, std::uint32_t device, marrow_network_properties* out) {
   return guarded([&] {
     const Instance& self = *static_cast<Instance*>(instance);
-    const marrow_network_properties p = properties_of(device_of(self, device), self.options);
+    marrow_network_properties p = properties_of(device_of(self, device), self.options);
+    // The provider takes puts and gets there; values and what a rank sends itself are the copy engine's.
+    p.device_memory = p.device_memory && self.services->copy;
     std::memcpy(out, &p, std::min<std::size_t>(out->size, sizeof(p)));
     return MARROW_NETWORK_OK;
   });
