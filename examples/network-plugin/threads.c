@@ -80,7 +80,11 @@ static int listen_(void* instance, uint32_t device, uint32_t rank, uint32_t nran
   (void)instance;
   (void)device;
   if (e) e->peers = calloc(nranks, sizeof *e->peers), e->gone = calloc(nranks, 1), e->told_down = calloc(nranks, 1);
-  if (!e || !e->peers || !e->gone || !e->told_down) return fail(MARROW_NETWORK_NO_MEMORY, "no memory for %ld ranks", nranks);
+  if (!e || !e->peers || !e->gone || !e->told_down) {
+    if (e) free(e->told_down), free(e->gone), free(e->peers);
+    free(e);
+    return fail(MARROW_NETWORK_NO_MEMORY, "no memory for %ld ranks", nranks);
+  }
   e->events = *events;
   e->rank = rank;
   e->nranks = nranks;
