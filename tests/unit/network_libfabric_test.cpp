@@ -383,6 +383,66 @@ TEST(LibfabricTcp, APeerThatEndedIsNamedWithItsAddress) {
   EXPECT_EQ(sides.run(0, sides.message(0, 2, "on")), MARROW_NETWORK_OK);
 }
 
+/// A stranger can reach the port and knows how to speak: everything but the 16 bytes at the address's end.
+TEST(LibfabricTcp, AStrangersPacketsAreDropped) {
+  NEEDS("tcp");
+  Sides sides("libfabric", "prov=tcp", 2);
+  ASSERT_EQ(sides.problem, "");
+  Side stranger;
+  marrow_network_services services{};
+  services.version = MARROW_NETWORK_VERSION;
+  services.size = sizeof(services);
+  const marrow_network& network = network_named("libfabric");
+  ASSERT_EQ(stranger.listen(network, services, "prov=tcp", 0, 2), MARROW_NETWORK_OK);
+  for (const std::uint32_t place : {240u, 255u}) {
+    marrow_network_address all[] = {stranger.address, sides[1].address};
+    ASSERT_EQ(all[1].bytes, 256u);
+    all[1].data[place] ^= 0x10;
+    ASSERT_EQ(network.connect(stranger.endpoint, all, 0), MARROW_NETWORK_OK);
+    void* remote = nullptr;
+    ASSERT_EQ(network.import_key(stranger.endpoint, 1, sides.memory[1].key,
+                                 sides.memory[1].key_bytes, &remote),
+              MARROW_NETWORK_OK);
+    std::vector<marrow_network_operation> tries = {sides.message(0, 1, "add 1")};
+    auto value = sides.operation(MARROW_NETWORK_PUT_VALUE, 0, 1);
+    value.remote = remote;
+    value.bytes = 8;
+    value.has_immediate = 1;
+    std::memset(value.inline_data, 0x55, 8);
+    tries.push_back(value);
+    for (const auto& o : tries) {
+      bool posted = false;
+      sides.until(
+          [&] {
+            if (!posted) posted = stranger.post(o) == 1;
+            stranger.step();
+            return false;
+          },
+          std::chrono::milliseconds(150));
+      EXPECT_TRUE(posted);
+    }
+    network.release_key(stranger.endpoint, remote);
+  }
+  EXPECT_TRUE(sides[1].messages.empty());
+  EXPECT_TRUE(sides[1].immediates.empty());
+  EXPECT_EQ(sides.word(1, 0), 0u);
+  EXPECT_EQ(sides.run(0, sides.message(0, 1, "of the job")), MARROW_NETWORK_OK);
+  EXPECT_TRUE(sides.until([&] { return sides[1].messages.size() == 1; }));
+  stranger.close();
+}
+
+TEST(LibfabricTcp, KeysOfRegionsAreNotGuessed) {
+  NEEDS("tcp");
+  Sides sides("libfabric", "prov=tcp", 3);
+  ASSERT_EQ(sides.problem, "");
+  std::vector<std::uint64_t> keys(3);
+  for (std::size_t r = 0; r < 3; ++r) std::memcpy(&keys[r], sides.memory[r].key + 8, 8);
+  std::sort(keys.begin(), keys.end());
+  EXPECT_GT(keys[0], 1u << 20);
+  EXPECT_GT(keys[1] - keys[0], 1u << 20);
+  EXPECT_GT(keys[2] - keys[1], 1u << 20);
+}
+
 /// Services of a communicator whose MARROW_PEER_TIMEOUT is 200 ms.
 marrow_network_services impatient() {
   marrow_network_services services{};

@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <span>
 
 #include "base/parameters.hpp"
+#include "base/random.hpp"
 #include "base/text.hpp"
 #include "cuda/driver.hpp"
 #include "marrow/error.hpp"
@@ -20,7 +22,7 @@ namespace {
 
 using base::cat;
 
-constexpr std::uint32_t kAddressMagic = 0x4d4c4631;
+constexpr std::uint32_t kAddressMagic = 0x4d4c4632;
 constexpr std::uint32_t kKeyMagic = 0x4d4c4b31;
 constexpr std::size_t kReceives = 256;  // packets that may arrive between two looks
 constexpr std::size_t kSends = 256;     // packets too large to be injected that are under way
@@ -32,7 +34,8 @@ struct Address {
   std::uint32_t bytes;
   std::uint64_t host;  ///< where the provider stays on one host
   char provider[24];
-  std::uint8_t data[MARROW_NETWORK_MAX_ADDRESS - 48];
+  std::uint8_t data[MARROW_NETWORK_MAX_ADDRESS - 48 - sizeof(Token)];
+  Token token;
 };
 static_assert(sizeof(Address) == MARROW_NETWORK_MAX_ADDRESS);
 
@@ -76,6 +79,7 @@ Endpoint::Endpoint(const marrow_network_services& services, const fi_info& devic
       info_(table().dupinfo(&device)),
       carries_rank_(carries_rank(device, options)) {
   if (!info_) throw std::bad_alloc();
+  base::random_bytes(std::as_writable_bytes(std::span(token_)));
   const char* patience =
       services.parameter ? services.parameter(services.user, "MARROW_PEER_TIMEOUT") : nullptr;
   if (patience) patience_ = base::parse_duration(patience, "MARROW_PEER_TIMEOUT");
@@ -170,6 +174,7 @@ marrow_network_address Endpoint::address() const {
   mine.rank = rank_;
   mine.format = info_->addr_format;
   mine.host = host_number();
+  mine.token = token_;
   std::strncpy(mine.provider, info_->fabric_attr->prov_name, sizeof(mine.provider) - 1);
   std::size_t bytes = sizeof(mine.data);
   check(ep_->cm->getname(&ep_->fid, mine.data, &bytes), "asking for the endpoint's address");
@@ -204,6 +209,7 @@ void Endpoint::connect(const marrow_network_address* addresses) {
     }
     theirs.provider[sizeof(theirs.provider) - 1] = 0;
     Peer& peer = *peers_[r];
+    peer.token = theirs.token;
     peer.where = address_text(theirs.format, theirs.data, theirs.bytes);
     if (info_->fabric_attr->prov_name != std::string(theirs.provider) ||
         info_->addr_format != theirs.format) {
@@ -248,7 +254,10 @@ std::unique_ptr<Region> Endpoint::register_memory(const marrow_network_memory& m
   attr.mr_iov = &range;
   attr.iov_count = 1;
   attr.access = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
-  attr.requested_key = region->id;
+  // Where the provider leaves the choice to us, it is the only guard of a write.
+  const std::size_t key_bytes_there = info_->domain_attr->mr_key_size;
+  attr.requested_key = base::random_u64();
+  if (key_bytes_there < 8) attr.requested_key &= (std::uint64_t{1} << (8 * key_bytes_there)) - 1;
   if (region->device && !services_.copy) {
     throw Error(Code::unsupported,
                 "network libfabric writes to device memory by a copy engine, and here is none",

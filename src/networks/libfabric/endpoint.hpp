@@ -11,6 +11,7 @@
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_eq.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -52,10 +53,14 @@ struct Remote {
   std::byte* own = nullptr;  ///< set when the peer is this rank
 };
 
+/// Of an endpoint, random: whoever was given its address knows it, and shows it in every packet.
+using Token = std::array<std::uint8_t, 16>;
+
 enum class PacketKind : std::uint8_t { message = 1, value = 2 };
 
 /// What is sent, not written. Small enough to be injected by every provider.
 struct Packet {
+  Token token;  ///< the receiver's
   PacketKind kind;
   std::uint8_t has_immediate : 1;
   std::uint8_t bytes : 7;  ///< of content
@@ -71,7 +76,7 @@ struct Packet {
     } value;
   } content;
 
-  static constexpr std::size_t kHeader = 8;
+  static constexpr std::size_t kHeader = 24;
   static constexpr std::size_t kValueHeader = 16;
 };
 static_assert(sizeof(Packet) == Packet::kHeader + MARROW_NETWORK_MAX_MESSAGE);
@@ -121,6 +126,7 @@ class Endpoint {
     fi_addr_t address = FI_ADDR_NOTAVAIL;
     std::atomic<bool> gone{false};  ///< aborted or down: its operations fail
     bool down = false;              ///< told
+    Token token{};
     std::uint32_t packets_sent = 0;
     std::uint32_t packets_taken = 0;
     Clock::time_point trying{};  ///< since when it cannot be reached; none: it can
@@ -167,6 +173,8 @@ class Endpoint {
   const std::uint32_t nranks_;
   const marrow_network_events events_;
   Info info_;
+  Token token_{};
+  bool stranger_ = false;  ///< one was told of
   bool carries_rank_ = false;
   bool numbers_packets_ = false;
   std::size_t most_injected_ = 0;  ///< bytes of a put that goes as a packet

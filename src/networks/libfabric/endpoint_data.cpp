@@ -94,6 +94,7 @@ std::int64_t Endpoint::read(const marrow_network_operation& o) {
 
 std::int64_t Endpoint::send(const marrow_network_operation& o) {
   Packet packet;
+  packet.token = peers_[o.peer]->token;
   packet.kind = o.kind == MARROW_NETWORK_MESSAGE ? PacketKind::message : PacketKind::value;
   packet.has_immediate = o.has_immediate ? 1 : 0;
   packet.bytes = static_cast<std::uint8_t>(o.bytes) & 0x7f;
@@ -342,7 +343,12 @@ bool Endpoint::follows(const Packet& packet) {
 
 std::uint32_t Endpoint::take_packet(const Packet& packet, std::size_t bytes) {
   const std::uint32_t source = packet.source;
-  if (bytes < Packet::kHeader || source >= nranks_ || !follows(packet)) return 0;
+  if (bytes < Packet::kHeader || packet.token != token_) {
+    if (!std::exchange(stranger_, true))
+      log(2, "libfabric: a packet without this job's token was refused");
+    return 0;
+  }
+  if (source >= nranks_ || !follows(packet)) return 0;
   if (packet.kind == PacketKind::message) {
     if (packet.bytes > MARROW_NETWORK_MAX_MESSAGE || bytes != Packet::kHeader + packet.bytes)
       return 0;
