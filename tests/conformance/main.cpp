@@ -37,6 +37,7 @@ constexpr const char* kUsage =
     "  --each KEY         the matrix once for each value of KEY\n"
     "  --batch N          rows that one process runs, one after the other\n"
     "  --seconds N        start no row after N seconds\n"
+    "  --least N          fewer rows than that which passed are a failure\n"
     "  --row-seconds N    a row that takes longer is stuck\n"
     "  --matrix-seed N    another covering of the same pairs\n"
     "  --expect-failure   succeed when at least one row fails: for planted bugs\n"
@@ -50,6 +51,7 @@ struct Options {
   int shard = 0;
   int shards = 1;
   int seconds = 0;
+  int least = 0;
   int row_seconds = kRowSeconds;
   int batch = kBatch;
   std::string each;
@@ -91,6 +93,8 @@ Options parse(int argc, char** argv) {
         }
       } else if (key == "seconds") {
         options.seconds = std::atoi(value.c_str());
+      } else if (key == "least") {
+        options.least = std::atoi(value.c_str());
       } else if (key == "row-seconds") {
         options.row_seconds = std::atoi(value.c_str());
       } else if (key == "batch") {
@@ -208,6 +212,7 @@ class Verdicts {
     std::fflush(stdout);
   }
   int failed() const { return failed_; }
+  int passed() const { return passed_; }
   void print(int not_started, double seconds) const {
     if (options_.totals) {
       for (const auto& [key, counts] : by_path_)
@@ -313,6 +318,10 @@ int run_all(const Options& options) {
   if (options.expect_failure) return verdicts.failed() ? 0 : 1;
   if (rows.empty()) {
     std::printf("no row has these values together\n");
+    return 1;
+  }
+  if (verdicts.passed() < options.least) {
+    std::printf("at least %d rows have to pass\n", options.least);
     return 1;
   }
   return verdicts.failed() ? 1 : 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Many ranks: set-up time and memory a rank, of stubs that are threads of this process. A stub is a bootstrap, then a
 // network endpoint that knows all others and is connected to none: connections are made on first use.
+#include <malloc.h>
 #include <sys/resource.h>
 
 #include <chrono>
@@ -20,6 +21,7 @@ double seconds_since(Clock::time_point start) {
 
 /// Memory of this process, KiB; what is free goes back first.
 double resident() {
+  ::malloc_trim(0);
   std::ifstream file("/proc/self/status");
   std::string word;
   while (file >> word) {
@@ -108,6 +110,7 @@ void set_up(int n, bool network) {
 #if !defined(MARROW_SANITIZED)
   if (n >= 64) {
     EXPECT_LT(meeting, 1024) << "KiB a rank";
+    EXPECT_LT(opening, 8192) << "KiB a rank";
   }
 #endif
   on_all(stubs, [&](Stub& stub, int) {
