@@ -383,6 +383,42 @@ TEST(LibfabricTcp, APeerThatEndedIsNamedWithItsAddress) {
   EXPECT_EQ(sides.run(0, sides.message(0, 2, "on")), MARROW_NETWORK_OK);
 }
 
+TEST(LibfabricTcp, NothingIsWrittenAfterAnOperationOfAnAbortedPeerEnded) {
+  NEEDS("tcp");
+  constexpr std::size_t kBytes = 1 << 20;
+  Sides sides("libfabric", "prov=tcp", 3, kBytes);
+  ASSERT_EQ(sides.problem, "");
+  EXPECT_EQ(sides.run(0, sides.message(0, 1, "connect")), MARROW_NETWORK_OK);
+  std::memset(sides.memory[1].bytes.data(), 0x77, kBytes);
+  // Rank 1 does not look any more: it is stopped, or its link is down.
+  std::vector<marrow_network_operation> gets;
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    gets.push_back(sides.operation(MARROW_NETWORK_GET, 0, 1));
+    gets.back().bytes = kBytes / 4;
+    gets.back().local_offset = gets.back().remote_offset = i * kBytes / 4;
+    ASSERT_EQ(sides[0].post(gets.back()), 1);
+  }
+  for (int i = 0; i < 100; ++i) sides[0].step();
+  EXPECT_EQ(sides[0].done.count(gets[0].token), 0u) << "this test needs gets that wait";
+  sides[0].network->abort(sides[0].endpoint, 1);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  const auto ended = [&] {
+    return std::all_of(gets.begin(), gets.end(),
+                       [&](const auto& get) { return sides[0].done.count(get.token) != 0; });
+  };
+  while (!ended() && std::chrono::steady_clock::now() < end) sides[0].step();
+  ASSERT_TRUE(ended());
+  for (const auto& get : gets) EXPECT_EQ(sides[0].status_of(get.token), MARROW_NETWORK_PEER_FAILED);
+  // The memory is its owner's again; rank 1 comes back to life.
+  std::memset(sides.memory[0].bytes.data(), 0x11, kBytes);
+  sides.until([] { return false; }, std::chrono::milliseconds(500));
+  const auto& mine = sides.memory[0].bytes;
+  EXPECT_TRUE(
+      std::all_of(mine.begin(), mine.end(), [](std::byte b) { return b == std::byte{0x11}; }));
+  EXPECT_EQ(sides.run(0, sides.message(0, 2, "on")), MARROW_NETWORK_OK);
+  EXPECT_EQ(sides[0].duplicates, 0);
+}
+
 /// A stranger can reach the port and knows how to speak: everything but the 16 bytes at the address's end.
 TEST(LibfabricTcp, AStrangersPacketsAreDropped) {
   NEEDS("tcp");

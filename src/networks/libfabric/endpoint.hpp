@@ -126,6 +126,7 @@ class Endpoint {
     fi_addr_t address = FI_ADDR_NOTAVAIL;
     std::atomic<bool> gone{false};  ///< aborted or down: its operations fail
     bool down = false;              ///< told
+    bool ending = false;            ///< its operations were looked at after gone
     Token token{};
     std::uint32_t packets_sent = 0;
     std::uint32_t packets_taken = 0;
@@ -177,7 +178,8 @@ class Endpoint {
   bool stranger_ = false;  ///< one was told of
   bool carries_rank_ = false;
   bool numbers_packets_ = false;
-  std::size_t most_injected_ = 0;  ///< bytes of a put that goes as a packet
+  bool closes_connections_ = false;  ///< when an address is removed
+  std::size_t most_injected_ = 0;    ///< bytes of a put that goes as a packet
   std::chrono::milliseconds patience_{30000};
 
   Owned<fid_fabric> fabric_;
@@ -195,6 +197,10 @@ class Endpoint {
 
   std::vector<std::unique_ptr<Peer>> peers_;
   std::unordered_map<fi_addr_t, std::uint32_t> rank_of_;  ///< where completions do not carry it
+  /// How long a provider that closed a connection may take to give back what was under way.
+  static constexpr std::chrono::milliseconds kGrace{500};
+  std::vector<std::pair<std::uint32_t, Clock::time_point>>
+      ends_;  ///< {peer that is gone, latest end}
   std::vector<std::pair<std::uint32_t, std::string>> given_up_;  ///< in post(), to be said
   std::atomic<bool> aborted_{false};  ///< some peer's gone was set since the last look
   std::deque<marrow_network_completion> completions_;

@@ -287,19 +287,39 @@ void Endpoint::peer_down(std::uint32_t rank, const std::string& why) {
 
 // --- completions ------------------------------------------------------------------------------
 
-/// Operations of peers that are gone complete now; the provider may finish them whenever it likes.
+/// Operations of peers that are gone fail. What the provider still has it may read or write whenever it likes, so
+/// over tcp its connection is closed, and they end as it gives them back; elsewhere, and if it does not in time,
+/// they end now.
 std::uint32_t Endpoint::take_aborted() {
-  if (!aborted_.exchange(false, std::memory_order_acq_rel)) return 0;
+  const bool fresh = aborted_.exchange(false, std::memory_order_acq_rel);
+  if (!fresh && ends_.empty()) return 0;
+  const auto now = Clock::now();
+  if (fresh) {
+    for (std::uint32_t r = 0; r < nranks_; ++r) {
+      Peer& peer = *peers_[r];
+      if (!peer.gone.load(std::memory_order_acquire) || std::exchange(peer.ending, true)) continue;
+      const auto its = [r](const Request& q) { return q.active && q.peer == r; };
+      const bool any = std::any_of(requests_.begin(), requests_.end(), its) ||
+                       std::any_of(sends_.begin(), sends_.end(), its);
+      // Not without one: ofi_rxm 1.17 does not bear that an address goes which it is connecting to.
+      const bool closed = any && closes_connections_ && r != rank_ &&
+                          av_->ops->remove(av_.get(), &peer.address, 1, 0) == 0;
+      ends_.push_back({r, closed ? now + kGrace : now});
+    }
+  }
   std::uint32_t any = 0;
-  const auto drop = [&](Request& request) {
-    if (!request.active || request.dropped) return;
-    if (!peers_[request.peer]->gone.load(std::memory_order_acquire)) return;
+  const auto drop = [&](Request& request, std::uint32_t rank) {
+    if (!request.active || request.dropped || request.peer != rank) return;
     request.dropped = true;
     complete(request.token, request.peer, MARROW_NETWORK_PEER_FAILED);
     ++any;
   };
-  for (Request& request : requests_) drop(request);
-  for (Slot& slot : sends_) drop(slot);
+  std::erase_if(ends_, [&](const auto& end) {
+    if (now < end.second) return false;
+    for (Request& request : requests_) drop(request, end.first);
+    for (Slot& slot : sends_) drop(slot, end.first);
+    return true;
+  });
   return any;
 }
 

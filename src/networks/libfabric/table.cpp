@@ -24,6 +24,8 @@ const Table& table() {
     // it. There is no other way to say so, and it is read when the first device is looked for. A user's own value
     // stays.
     ::setenv("FI_OFI_RXM_BUFFER_SIZE", "256", 0);
+    // Removing the address of a rank that is gone closes its connection.
+    ::setenv("FI_AV_REMOVE_CLEANUP", "1", 0);
     Table t;
     const auto need = [&](const char* symbol, auto& target) {
       target =
