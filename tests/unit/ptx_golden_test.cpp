@@ -240,6 +240,21 @@ TEST_P(PtxGolden, ProxySmallPutTravelsInItsDescriptorWithoutARelease) {
   EXPECT_NE(released, all.end());
 }
 
+// Lanes that post together share one ring's indices. Whether it is one ring, only its address tells: lanes of a
+// warp may post on different device communicators, whose rings have the same numbers.
+TEST_P(PtxGolden, LanesPostTogetherOnlyOnOneRingOrQueue) {
+  for (const auto& [kernel, lines] : read_lines(ptx_file(GetParam()))) {
+    int by_address = 0;
+    for (const std::string& line : lines) {
+      EXPECT_EQ(line.find("match.any.sync.b32"), std::string::npos) << kernel << ": " << line;
+      by_address += line.find("match.any.sync.b64") != std::string::npos;
+    }
+    if (kernel.find("proxy_put_signal") != std::string::npos) {
+      EXPECT_GE(by_address, 1) << kernel;
+    }
+  }
+}
+
 // The short way of a put comes first in the code: one release, record, doorbell. Behind it stands the long
 // way: for queues that another processor reads, with the wait for room and what it takes to report failures.
 TEST_P(PtxGolden, GdaPutOfOneThreadIsOneReleaseThenRecordThenDoorbell) {

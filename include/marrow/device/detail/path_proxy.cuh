@@ -373,7 +373,9 @@ struct PathProxy {
                                                int count, Deadline deadline, int peer,
                                                Place* place) {
     ProxyRing& ring = *where.ring;
-    const std::uint32_t lanes = warp_match(converged_lanes(), where.number);
+    // The ring's address, not its number: lanes may post on different device communicators.
+    const std::uint32_t lanes =
+        warp_match(converged_lanes(), reinterpret_cast<std::uintptr_t>(where.ring));
     const std::uint32_t twos = warp_ballot(lanes, count == 2);
     const int total = count_lanes(lanes) + count_lanes(twos);
     // A small ring: together we may never fit, one by one we do.
