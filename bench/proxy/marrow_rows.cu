@@ -309,8 +309,8 @@ void latencies() {
                                          s.failed);
       s.check("first after a pause");
       add({"proxy: first put after 10 ms of nothing", "ns",
-           "MARROW_PROXY_SLEEP_US=" + std::to_string(sleep_us) + "; put_value and flush", 1, 1, true,
-           "null", s.one_way(kRounds, 2, 1), true});
+           "MARROW_PROXY_SLEEP_US=" + std::to_string(sleep_us) + "; put_value and flush", 1, 1,
+           true, "null", s.one_way(kRounds, 2, 1), true});
       const auto before = proxy_cpu_ns();
       const auto from = std::chrono::steady_clock::now();
       std::this_thread::sleep_for(std::chrono::seconds(2));

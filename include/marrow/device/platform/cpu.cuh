@@ -186,9 +186,7 @@ template <class T>
 MARROW_DEVICE T kept(T v) {
   return v;
 }
-MARROW_DEVICE Cell16 load_data_ahead(bool valid, const Cell16* p) {
-  return valid ? *p : Cell16{};
-}
+MARROW_DEVICE Cell16 load_data_ahead(bool valid, const Cell16* p) { return valid ? *p : Cell16{}; }
 MARROW_DEVICE void store_plain(std::uint64_t* p, std::uint64_t v) { *p = v; }
 
 MARROW_DEVICE void store_wide(void* p, const Words16& v) { std::memcpy(p, &v, sizeof v); }
