@@ -110,7 +110,7 @@ void set_up(int n, bool network) {
 #if !defined(MARROW_SANITIZED)
   if (n >= 64) {
     EXPECT_LT(meeting, 1024) << "KiB a rank";
-    EXPECT_LT(opening, 8192) << "KiB a rank";
+    EXPECT_LT(opening, 16384) << "KiB a rank";
   }
 #endif
   on_all(stubs, [&](Stub& stub, int) {
