@@ -97,7 +97,8 @@ class Gin {
   /// Adds n to an 8-byte aligned 64-bit word of the peer's window. Atomic with every other add,
   /// fetch_add, compare_swap and SignalAt on it; not with load/store. All of them return Status::invalid on
   /// windows whose memory cannot be updated atomically by all who would: with Window::atomic_path proxy, GPU
-  /// memory (a CPU thread adds); with lsa, host memory of GPUs (PCIe has no atomics between GPUs). Take the other one.
+  /// memory (a CPU thread adds); with lsa, or gda on softnic's GPU engines, host memory of GPUs (PCIe has no
+  /// atomics between GPUs). Take the other one.
   template <class... Options>
   MARROW_DEVICE Status add(Index peer, const WindowHandle& window, std::uint64_t offset,
                            std::uint64_t n, const Options&... options) const;
