@@ -203,7 +203,8 @@ class Group::State {
     Control control;
     std::memcpy(&control, words, sizeof control);
     Report report;
-    report.status = static_cast<Status>(control.status);
+    // Kernels that exchange nothing are not ok, whatever was cleared.
+    report.status = worse(static_cast<Status>(control.status), static_cast<Status>(control.stopped));
     report.dispatches = control.dispatches;
     report.combines = control.combines;
     report.duplicates = control.duplicates;
@@ -213,8 +214,10 @@ class Group::State {
                       control.combine_received});
     const auto n = static_cast<std::size_t>(s.ranks);
     std::vector<std::uint32_t> failed(n);
+    std::vector<std::uint32_t> given_up(n);
     std::memcpy(failed.data(), words + (s.failed - s.control), n * 4);
-    for (std::uint32_t word : failed) report.failed.push_back(word != 0);
+    std::memcpy(given_up.data(), words + (s.given_up - s.control), n * 4);
+    for (std::size_t r = 0; r < n; ++r) report.failed.push_back((failed[r] | given_up[r]) != 0);
     std::vector<std::uint64_t> waited(3 * n);
     std::memcpy(waited.data(), words + (s.waited - s.control), 3 * n * 8);
     report.dispatch_waited_ns.assign(waited.begin(), waited.begin() + s.ranks);

@@ -161,6 +161,7 @@ Plan make_plan(const Config& c, int rank, const std::vector<bool>& far) {
   before = at;
   s.control = take(sizeof(Control));
   s.failed = take(R * 4);
+  s.given_up = take(R * 4);
   s.verdict = take(R * 8);
   s.waited = take(3 * R * 8);
   s.expert_rank = take(static_cast<std::uint64_t>(s.experts) * 2);

@@ -61,6 +61,8 @@ struct Control {
   std::uint64_t signals_from;  ///< batch number at which signals counted 0
   std::uint64_t combine_signals_from;
   std::uint64_t any_failed;  ///< failed[] holds a rank
+  std::uint64_t stopped;  ///< Status for which a source was given up: kernels exchange nothing until reset
+  std::uint64_t started;  ///< when the first kernel of the running receive started, if there are several
   std::uint64_t arrived[4];  ///< blocks of the running kernel that have ended
   std::uint64_t status;      ///< worst Status
   std::uint64_t dispatches;
@@ -94,8 +96,8 @@ struct Shape {
   std::uint64_t row_stride, combine_stride, meta_stride, record_stride;
   std::uint64_t meta, rows, combine, hello;             ///< receive buffers
   std::uint64_t stage_meta, stage_rows, stage_combine;  ///< on their way to far peers
-  std::uint64_t control, failed, verdict, waited,
-      expert_rank;  ///< see Control; u32[R], u64[R], u64[3R], u16[E]
+  std::uint64_t control, failed, given_up, verdict, waited,
+      expert_rank;  ///< see Control; u32[R] masked, u32[R] given up here, u64[R], u64[3R], u16[E]
   std::uint64_t handles, handle_stride;
   // Within a handle:
   std::uint64_t counts, source, weights, expert_ids, list, pairs, records;

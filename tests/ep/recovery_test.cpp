@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <thread>
 
@@ -80,6 +81,55 @@ TEST(EpRecovery, PutsOfALateRankLandBeforeOthersStartAnewGda) {
 }
 TEST(EpRecovery, PutsOfALateRankLandBeforeOthersStartAnewProxy) {
   late_puts({{"MARROW_PATH", "proxy"}, {"MARROW_NETWORK", MARROW_EP_UNORDERED "?delay=200000"}});
+}
+
+/// Batches go on after a timeout without agree(): they give nothing, on every rank within a deadline or two, until agree().
+TEST(EpRecovery, NoWrongRowBetweenATimeoutAndAgree) {
+  constexpr int kRanks = 3;
+  run(
+      kRanks, [](int) { return Parameters{}; },
+      [](Communicator& comm) -> std::string {
+        HostMemory memory;
+        Scenario s = small(kRanks);
+        s.config.deadline = milliseconds(150);
+        s.tokens = {4};
+        Checker checker(comm, s, memory);
+        std::string wrong = checker.run(0, 1);
+        if (!wrong.empty()) return "before: " + wrong;
+        ep::Group& group = checker.group();
+        const Checker::Buffers& b = checker.buffers(0);
+        const ep::Handle h = group.handle(0);
+        comm.barrier();
+        // Rank 2's rows come long after the others have given it up.
+        if (comm.rank() == 2) std::this_thread::sleep_for(milliseconds(500));
+        group.combine({.rows = b.z}, {b.out}, h);
+        const ep::DispatchInput in{
+            .tokens = 4, .rows = b.rows, .expert_ids = b.ids, .weights = b.weights};
+        // It has got everything; it learns when it waits for those that have stopped.
+        if (comm.rank() == 2) group.dispatch(in, {b.y, b.ys}, h);
+        Status status = group.report().status;
+        if (status == Status::ok) return "nobody was late";
+        group.reset_report();
+        for (int batch = 1; batch < 7; ++batch) {
+          group.dispatch(in, {b.y, b.ys}, h);
+          for (int l = 0; l < group.local_experts(); ++l)
+            if (h.counts[l] != 0) return "rows were delivered after a timeout";
+          std::memset(b.out, 0xff, 4 * 64 * 2);
+          group.combine({.rows = b.z}, {b.out}, h);
+          for (int i = 0; i < 4 * 64; ++i)
+            if (static_cast<const std::uint16_t*>(b.out)[i] != 0)
+              return "a row after a timeout is not zero";
+          status = group.report().status;
+          if (status == Status::ok) return "status ok while nothing is exchanged";
+        }
+        comm.barrier();
+        for (const bool failed : group.agree(std::chrono::seconds(20)))
+          if (failed) return "a slow rank was agreed to have failed";
+        if (group.report().status != Status::ok) return "still stopped";
+        wrong = checker.run(2, 8);
+        group.close();
+        return wrong;
+      });
 }
 
 }  // namespace

@@ -318,6 +318,16 @@ MARROW_DEVICE void receive_combine(const Run& r, const CombineArgs& a) {
   }
 }
 
+/// What a stopped kernel leaves: zeros.
+MARROW_DEVICE void stop_combine(const Run& r, const CombineArgs& a) {
+  const auto cells = static_cast<std::uint64_t>(r.table<HandleHead>(0)->tokens) *
+                     static_cast<unsigned>(r.s.combine_cells);
+  const auto step = static_cast<std::uint64_t>(grid_size()) * block_size();
+  for (auto i = static_cast<std::uint64_t>(block_index()) * block_size() + thread_index();
+       i < cells; i += step)
+    store_wide(a.out_rows + i * 16, Words16{});
+}
+
 /// combine_send, combine_receive, or both. kSum: rows are added up before they are sent.
 template <bool kSum>
 MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
@@ -331,15 +341,28 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
   const std::uint64_t sent = load_relaxed<Scope::device>(&control->combine_sent);
   const std::uint64_t received = load_relaxed<Scope::device>(&control->combine_received);
   const bool failed = load_relaxed<Scope::device>(&control->any_failed) != 0;
-  all_have_read(&control->arrived[1], sent ^ received ^ (failed ? 1 : 0), [&] {
-    if (a.send) store_relaxed<Scope::device>(&control->combine_sent, sent + 1);
-    if (a.receive) {
-      store_relaxed<Scope::device>(&control->combine_received, received + 1);
-      add_relaxed<Scope::device>(&control->combines, 1);
-    }
-  });
+  const std::uint64_t stopped = load_relaxed<Scope::device>(&control->stopped);
+  const bool invalid = out_of_turn(s, sent, received, a.send, a.receive);
+  const Status stop =
+      all_have_read(&control->arrived[1], sent ^ received ^ (failed ? 1 : 0), stopped, [&] {
+        if (a.send) store_relaxed<Scope::device>(&control->combine_sent, sent + 1);
+        if (a.receive) {
+          store_relaxed<Scope::device>(&control->combine_received, received + 1);
+          add_relaxed<Scope::device>(&control->combines, 1);
+        }
+        if (invalid) stop_as_invalid(control);
+      });
+  if (invalid || stop != Status::ok) {
+    if (a.receive) stop_combine(Run(comm, window, s, a.handle, received, start, failed), a);
+    note_times(a.times, start);
+    return;
+  }
   if (a.send) send_combine<kSum>(Run(comm, window, s, a.handle, sent, start, failed), a);
-  if (a.receive) receive_combine(Run(comm, window, s, a.handle, received, start, failed), a);
+  if (a.receive) {
+    const std::uint64_t begun =
+        s.far_any ? load_relaxed<Scope::device>(&control->started) : start;
+    receive_combine(Run(comm, window, s, a.handle, received, begun, failed), a);
+  }
   note_times(a.times, start);
 }
 

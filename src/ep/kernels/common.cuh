@@ -121,7 +121,7 @@ struct Run {
   std::uint64_t start;  ///< when the kernel started, ns
   int set;
   std::uint32_t epoch;
-  bool any_failed;  ///< some rank was given up on before this kernel started
+  bool any_failed;  ///< some rank is masked
 
   MARROW_DEVICE Run(const DeviceCommunicator& c, const WindowHandle& w, const Shape& shape,
                     std::uint64_t handle_at, std::uint64_t number, std::uint64_t now, bool failed)
@@ -142,6 +142,7 @@ struct Run {
     return at<T>(local, handle + offset);
   }
   MARROW_DEVICE std::byte* peer(int rank) const { return peer_base(comm, window, rank); }
+  /// Masked by the survivors. Only the reset kernel changes that, so all threads of a kernel see the same.
   MARROW_DEVICE bool is_failed(int rank) const {
     return any_failed &&
            load_relaxed<Scope::device>(at<std::uint32_t>(local, s.failed) + rank) != 0;
@@ -150,17 +151,21 @@ struct Run {
     if (status == Status::ok) return;
     fetch_max_relaxed<Scope::device>(&control()->status, static_cast<std::uint64_t>(status));
   }
+  /// This kernel gives up on a source: it counts as giving nothing, and later kernels exchange nothing until the
+  /// survivors have agreed. A row that comes late stays where another one's is expected some batches later, and blocks
+  /// may have seen different parts of what came; so nothing may build on it.
   MARROW_DEVICE void set_failed(int rank, Status why) const {
-    store_relaxed<Scope::device>(at<std::uint32_t>(local, s.failed) + rank,
+    store_relaxed<Scope::device>(at<std::uint32_t>(local, s.given_up) + rank,
                                  static_cast<std::uint32_t>(why));
-    store_relaxed<Scope::device>(&control()->any_failed, std::uint64_t{1});
+    fetch_max_relaxed<Scope::device>(&control()->stopped, static_cast<std::uint64_t>(why));
     note(why);
   }
-  /// Time left of the kernel's deadline: all waits of a kernel together take about one deadline, however many
-  /// rows are missing.
-  MARROW_DEVICE Deadline time_left() const {
+  /// Time left of `deadlines` since the call's first kernel started: all waits of a call together take about that,
+  /// however many rows are missing.
+  MARROW_DEVICE Deadline time_left(int deadlines = 1) const {
     const std::uint64_t gone = now_ns() - start;
-    return {gone < s.deadline_ns ? s.deadline_ns - gone : 1};
+    const std::uint64_t all = s.deadline_ns * static_cast<unsigned>(deadlines);
+    return {gone < all ? all - gone : 1};
   }
   /// Statistics of one source, by one thread of the grid. kind: 0 dispatch, 1 combine
   MARROW_DEVICE void note_wait(int kind, int source) const {
@@ -185,20 +190,22 @@ template <class Ready>
 MARROW_DEVICE bool wait_for_source(const Run& r, int source, Ready&& ready) {
   bool decided = false;  // that it is in time: it is here, or about to be
   for (;;) {
-    const Status status =
-        wait_until(r.comm, decided ? Deadline{r.s.deadline_ns} : r.time_left(), ready);
+    const Status status = wait_until(r.comm, r.time_left(decided ? 2 : 1), ready);
     const std::uint64_t waited = now_ns() - r.start;
-    if (decided || (status == Status::ok && waited * 2 < r.s.deadline_ns)) return true;
-    std::uint64_t* verdict = at<std::uint64_t>(r.local, r.s.verdict) + source;
-    const std::uint64_t mine = r.batch * 2 + 2 + (status == Status::ok ? 0 : 1);
-    std::uint64_t old = load_relaxed<Scope::device>(verdict);
-    while (old / 2 != mine / 2) {
-      const std::uint64_t seen = compare_swap_relaxed<Scope::device>(verdict, old, mine);
-      if (seen == old) {
-        old = mine;
-        break;
+    if (status == Status::ok && (decided || waited * 2 < r.s.deadline_ns)) return true;
+    std::uint64_t old = 1;
+    if (!decided) {
+      std::uint64_t* verdict = at<std::uint64_t>(r.local, r.s.verdict) + source;
+      const std::uint64_t mine = r.batch * 2 + 2 + (status == Status::ok ? 0 : 1);
+      old = load_relaxed<Scope::device>(verdict);
+      while (old / 2 != mine / 2) {
+        const std::uint64_t seen = compare_swap_relaxed<Scope::device>(verdict, old, mine);
+        if (seen == old) {
+          old = mine;
+          break;
+        }
+        old = seen;
       }
-      old = seen;
     }
     if (old & 1) {
       r.set_failed(source, status == Status::ok ? Status::timeout : status);
@@ -258,16 +265,39 @@ MARROW_DEVICE void add_shared(std::uint32_t* word, std::uint32_t n) {
 
 /// Once every block has read the numbers of the batch, the last one runs last(), which counts on: nobody waits for
 /// that, and the next kernel, which starts after this one, reads it. (By the block's last thread: others are busier.)
-/// @param read  a value that all threads have loaded; what they loaded before it, too
+/// @param read     a value that all threads have loaded; what they loaded before it, too
+/// @param stopped  Control::stopped as this thread has loaded it: another block may have written it meanwhile
+/// @return the same for all threads of the block
 template <class Last>
-MARROW_DEVICE void all_have_read(std::uint64_t* arrived, std::uint64_t read, Last&& last) {
-  meet();
-  if (thread_index() != block_size() - 1 || read == ~std::uint64_t{0}) return;
+MARROW_DEVICE Status all_have_read(std::uint64_t* arrived, std::uint64_t read,
+                                   std::uint64_t stopped, Last&& last) {
+  warp_sync(full_mask());
+  const auto stop = static_cast<Status>(block_max(static_cast<std::uint32_t>(stopped)));
+  if (thread_index() != block_size() - 1 || read == ~std::uint64_t{0}) return stop;
   if (fetch_add_relaxed<Scope::device>(arrived, std::uint64_t{1}) + 1 !=
       static_cast<std::uint64_t>(grid_size()))
-    return;
+    return stop;
   store_relaxed<Scope::device>(arrived, std::uint64_t{0});
   last();
+  return stop;
+}
+
+/// Whether kernels may exchange nothing, for kernels without all_have_read: the same for all threads of the block.
+MARROW_DEVICE bool is_stopped(const Control* control) {
+  return block_max(static_cast<std::uint32_t>(load_relaxed<Scope::device>(&control->stopped))) != 0;
+}
+
+/// Whether a call is out of turn: replays of graphs pass by the host's count.
+MARROW_DEVICE bool out_of_turn(const Shape& s, std::uint64_t sent, std::uint64_t received,
+                               bool sends, bool receives) {
+  const std::uint64_t most = sends && receives ? 1 : static_cast<unsigned>(s.sets) / 2;
+  return sends ? sent - received >= most : sent == received;
+}
+/// By one thread of the grid.
+MARROW_DEVICE void stop_as_invalid(Control* control) {
+  constexpr auto kInvalid = static_cast<std::uint64_t>(Status::invalid);
+  fetch_max_relaxed<Scope::device>(&control->stopped, kInvalid);
+  fetch_max_relaxed<Scope::device>(&control->status, kInvalid);
 }
 
 /// Exclusive sum over the block's threads. @param memory  block_size()+1 words of shared memory

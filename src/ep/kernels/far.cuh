@@ -91,6 +91,7 @@ MARROW_KERNEL far_put_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
                              const MARROW_GRID_CONSTANT Shape s, FarArgs a) {
   await_previous_kernel();
   auto* control = at<Control>(window.local, s.control);
+  if (is_stopped(control)) return;
   const std::uint64_t sent =
       load_relaxed<Scope::device>(a.combine ? &control->combine_sent : &control->dispatch_sent);
   const Run r(comm, window, s, a.handle, sent - 1, now_ns(),
@@ -115,11 +116,14 @@ MARROW_KERNEL far_wait_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm
                               const MARROW_GRID_CONSTANT Shape s, FarArgs a) {
   await_previous_kernel();
   auto* control = at<Control>(window.local, s.control);
+  if (is_stopped(control)) return;
+  const std::uint64_t start = now_ns();
+  if (thread_index() == 0) store_relaxed<Scope::device>(&control->started, start);
   const std::uint64_t received = load_relaxed<Scope::device>(
       a.combine ? &control->combine_received : &control->dispatch_received);
   const std::uint64_t from = load_relaxed<Scope::device>(a.combine ? &control->combine_signals_from
                                                                    : &control->signals_from);
-  const Run r(comm, window, s, a.handle, received, now_ns(),
+  const Run r(comm, window, s, a.handle, received, start,
               load_relaxed<Scope::device>(&control->any_failed) != 0);
   const Gin<> gin(comm, 0);
   for (int source = thread_index(); source < s.ranks; source += block_size()) {
@@ -141,7 +145,7 @@ MARROW_KERNEL flush_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm, s
 }
 
 /// Empties the receive buffers and starts counting at `batch`: at the beginning, and when the survivors of a
-/// failure start anew. failed: [R] words in host memory, or null; experts: [E] ranks of experts in host memory, or null.
+/// failure start anew. failed: masked ranks, [R] words in host memory, or null; experts: [E] ranks of experts in host memory, or null.
 MARROW_KERNEL reset_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
                            const MARROW_GRID_CONSTANT WindowHandle window,
                            const MARROW_GRID_CONSTANT Shape s, std::uint64_t batch,
@@ -170,6 +174,7 @@ MARROW_KERNEL reset_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
       at<std::uint16_t>(local, s.expert_rank)[i] = experts[i];
   for (std::uint64_t i = me; i < static_cast<std::uint64_t>(s.ranks); i += all) {
     store_relaxed<Scope::device>(at<std::uint32_t>(local, s.failed) + i, failed ? failed[i] : 0u);
+    store_relaxed<Scope::device>(at<std::uint32_t>(local, s.given_up) + i, 0u);
     store_relaxed<Scope::device>(at<std::uint64_t>(local, s.verdict) + i, std::uint64_t{0});
   }
   if (me != 0) return;
@@ -178,7 +183,7 @@ MARROW_KERNEL reset_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
   control->combine_sent = control->combine_received = batch;
   control->signals_from = control->combine_signals_from = batch;
   control->any_failed = failed != nullptr;
-  control->status = 0;
+  control->stopped = control->status = 0;
   for (auto& word : control->arrived) word = 0;
   const Gin<> gin(comm, 0);
   for (int i = 0; i < 2 * s.ranks; ++i) gin.reset_signal(i);

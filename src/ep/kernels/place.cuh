@@ -131,8 +131,15 @@ MARROW_KERNEL place_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
                            const MARROW_GRID_CONSTANT Shape s, std::uint64_t handle) {
   await_previous_kernel();
   auto* control = at<Control>(window.local, s.control);
+  if (is_stopped(control)) return;
+  std::uint64_t start = now_ns();
+  if (s.far_any) {
+    start = load_relaxed<Scope::device>(&control->started);
+  } else if (block_index() == 0 && thread_index() == 0) {
+    store_relaxed<Scope::device>(&control->started, start);
+  }
   const Run r(comm, window, s, handle, load_relaxed<Scope::device>(&control->dispatch_received),
-              now_ns(), load_relaxed<Scope::device>(&control->any_failed) != 0);
+              start, load_relaxed<Scope::device>(&control->any_failed) != 0);
   auto* memory = dynamic_shared<std::uint32_t>();
   const int columns = s.rank_major ? 0 : s.local;
   for (int column = block_index(); column <= columns; column += grid_size()) {

@@ -46,7 +46,7 @@ MARROW_DEVICE bool look_at_list(const Shape& s, const std::byte* meta, int token
   return here || token >= list->tokens;
 }
 
-/// The weight of a choice, waited for; 0 if it does not come.
+/// The weight of a choice, waited for; 0 if it does not come: its source is given up then.
 MARROW_DEVICE float wait_for_weight(const Run& r, int source, int token, int k) {
   const Shape& s = r.s;
   const std::byte* at_cell = r.local + s.meta_at(r.set, source) + 16 +
@@ -62,7 +62,10 @@ MARROW_DEVICE float wait_for_weight(const Run& r, int source, int token, int k) 
     return mark_of(cell) == r.epoch;
   };
   if (look()) return weight;
-  return wait_until(r.comm, r.time_left(), look) == Status::ok ? weight : 0.0f;
+  const Status status = wait_until(r.comm, r.time_left(), look);
+  if (status == Status::ok) return weight;
+  r.set_failed(source, status);
+  return 0.0f;
 }
 
 /// What a block knows about rows: in its shared memory, or in the handle's records.
@@ -494,6 +497,26 @@ MARROW_DEVICE void receive_rows(const Run& r, const DispatchArgs& a, const Place
   }
 }
 
+/// When the first kernel of the receive started, as that one noted.
+MARROW_DEVICE std::uint64_t call_start(const Shape& s, Control* control, std::uint64_t start) {
+  if (!s.far_any && s.place_in_block) return start;
+  return load_relaxed<Scope::device>(&control->started);
+}
+
+/// What a stopped kernel leaves: no rows.
+MARROW_DEVICE void stop_dispatch(const Run& r, const DispatchArgs& a, bool sends, bool receives) {
+  const Shape& s = r.s;
+  auto* head = r.table<HandleHead>(0);
+  if (sends && block_index() == 0 && thread_index() == 0) {
+    const std::int32_t tokens = tokens_of(s, a);
+    head->tokens = tokens < 0 ? 0 : tokens;
+  }
+  if (!receives || block_index() != a.receive_from) return;
+  for (int i = thread_index(); i < (s.rank_major ? s.ranks : s.local); i += block_size())
+    r.table<std::int32_t>(s.counts)[i] = 0;
+  if (thread_index() == 0) head->entries = head->pairs = 0;
+}
+
 /// dispatch_send, dispatch_receive, or both, by the numbers of blocks in the arguments.
 template <bool kFp8>
 MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
@@ -510,22 +533,33 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
   const std::uint64_t sent = load_relaxed<Scope::device>(&control->dispatch_sent);
   const std::uint64_t received = load_relaxed<Scope::device>(&control->dispatch_received);
   const bool failed = load_relaxed<Scope::device>(&control->any_failed) != 0;
+  const std::uint64_t stopped = load_relaxed<Scope::device>(&control->stopped);
   First first;
   if (sends) load_first<kFp8>(s, a, block, a.send_blocks, &first);
-  all_have_read(&control->arrived[0], sent ^ received ^ (failed ? 1 : 0), [&] {
-    if (a.send_blocks > 0) store_relaxed<Scope::device>(&control->dispatch_sent, sent + 1);
-    if (a.receive_from < grid_size()) {
-      store_relaxed<Scope::device>(&control->dispatch_received, received + 1);
-      add_relaxed<Scope::device>(&control->dispatches, 1);
-    }
-  });
+  const bool any_send = a.send_blocks > 0;
+  const bool any_receive = a.receive_from < grid_size();
+  const bool invalid = out_of_turn(s, sent, received, any_send, any_receive);
+  const Status stop =
+      all_have_read(&control->arrived[0], sent ^ received ^ (failed ? 1 : 0), stopped, [&] {
+        if (any_send) store_relaxed<Scope::device>(&control->dispatch_sent, sent + 1);
+        if (any_receive) {
+          store_relaxed<Scope::device>(&control->dispatch_received, received + 1);
+          add_relaxed<Scope::device>(&control->dispatches, 1);
+        }
+        if (invalid) stop_as_invalid(control);
+      });
+  if (invalid || stop != Status::ok) {
+    stop_dispatch(Run(comm, window, s, a.handle, sent, start, failed), a, sends, receives);
+    note_times(a.times, start);
+    return;
+  }
   if (sends) {
     const Run r(comm, window, s, a.handle, sent, start, failed);
     send_dispatch<kFp8>(r, a, block, a.send_blocks, first);
     meet();  // shared memory changes its use
   }
   if (receives) {
-    const Run r(comm, window, s, a.handle, received, start, failed);
+    const Run r(comm, window, s, a.handle, received, call_start(s, control, start), failed);
     const int blocks = grid_size() - a.receive_from;
     Placed p{};
     if (s.place_in_block) {
