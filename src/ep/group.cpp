@@ -52,9 +52,9 @@ class Group::State {
   State(Communicator& comm, Config config)
       : comm_(comm),
         launches_(launches(comm.place())),
-        config_(checked(std::move(config), comm.nranks(), comm.place().on_gpu())),
-        plan_(make_plan(config_, comm.rank(), far_ranks(comm, config_.protocol))) {
+        config_(checked(std::move(config), comm.nranks(), comm.place().on_gpu())) {
     same_on_all();
+    plan_ = plan_with_all();
     const int sms = launches_.processors(comm_.place());
     blocks_ =
         sms > 0 ? (config_.max_sms > 0 ? std::min(config_.max_sms, sms) : sms) : config_.max_sms;
@@ -75,7 +75,7 @@ class Group::State {
     int id = 0;
     for (int r = 0; r < s.ranks; ++r)
       for (int e = 0; e < config_.experts[r]; ++e) experts[id++] = static_cast<std::uint16_t>(r);
-    reset(config_.first_batch, nullptr, nullptr);
+    reset(config_.first_batch, masked_, nullptr);
     comm_.barrier();
   }
 
@@ -142,21 +142,26 @@ class Group::State {
     if (s.scale_words) require_pointer(out.scales, 4, "DispatchOutput::scales");
   }
 
-  /// Counts a batch that is sent. @param in_flight  dispatches or combines
-  void sent(int* in_flight, const char* what) const {
-    if (*in_flight >= config_.batches_in_flight) {
-      throw bad(std::string(what) + "_send of one batch more than the " +
-                    std::to_string(config_.batches_in_flight) +
-                    " that may be in flight (Config::batches_in_flight)",
-                std::string("call ") + what + "_receive first, or make the Group for more");
-    }
-    ++*in_flight;
+  /// Before a send. Once a call was captured, what is in flight is known to the kernels alone: they check it, too.
+  void require_room(std::size_t in_flight, const char* what) const {
+    if (captured_ || in_flight < static_cast<std::size_t>(config_.batches_in_flight)) return;
+    throw bad(std::string(what) + "_send of one batch more than the " +
+                  std::to_string(config_.batches_in_flight) +
+                  " that may be in flight (Config::batches_in_flight)",
+              std::string("call ") + what + "_receive first, or make the Group for more");
   }
-  void received(int* in_flight, const char* what) const {
-    if (*in_flight == 0)
+  /// Before a receive. @param in_flight  handles of the batches sent, oldest first
+  void require_oldest(const std::vector<int>& in_flight, const Handle& handle,
+                      const char* what) const {
+    if (captured_) return;
+    if (in_flight.empty())
       throw bad(std::string(what) + "_receive without a batch in flight",
                 std::string("call ") + what + "_send first");
-    --*in_flight;
+    if (in_flight.front() == handle.index) return;
+    throw bad(std::string(what) + "_receive with handle " + std::to_string(handle.index) +
+                  "; the oldest batch in flight was sent with handle " +
+                  std::to_string(in_flight.front()),
+              "receive batches in the order they were sent, each with its own handle");
   }
 
   void dispatch(const DispatchInput& in, const DispatchOutput& out, const Handle& handle,
@@ -164,12 +169,15 @@ class Group::State {
     const std::uint64_t at = offset_of(handle);
     if (phase != Phase::receive) check_input(in);
     if (phase != Phase::send) check_output(out);
-    if (phase == Phase::both && dispatches_ > 0)
+    if (phase == Phase::both && !dispatches_.empty())
       throw bad("dispatch with an earlier batch in flight", "receive it first");
-    if (phase == Phase::send) sent(&dispatches_, "dispatch");
-    if (phase == Phase::receive) received(&dispatches_, "dispatch");
+    captured_ = captured_ || launches_.capturing(target(stream).place);
+    if (phase == Phase::send) require_room(dispatches_.size(), "dispatch");
+    if (phase == Phase::receive) require_oldest(dispatches_, handle, "dispatch");
     launches_.dispatch(target(stream), device_.handle(), window_.handle(), plan_.shape, in, out, at,
                        phase);
+    if (phase == Phase::send && !captured_) dispatches_.push_back(handle.index);
+    if (phase == Phase::receive && !dispatches_.empty()) dispatches_.erase(dispatches_.begin());
   }
 
   void combine(const CombineInput& in, const CombineOutput& out, const Handle& handle, void* stream,
@@ -180,19 +188,25 @@ class Group::State {
     if (phase != Phase::send) require_pointer(out.rows, 16, "CombineOutput::rows");
     if (phase == Phase::both && !combines_.empty())
       throw bad("combine with an earlier one in flight", "receive it first");
+    captured_ = captured_ || launches_.capturing(target(stream).place);
     CombineInput how = in;
-    if (phase == Phase::send) {
-      int in_flight = static_cast<int>(combines_.size());
-      sent(&in_flight, "combine");
-      combines_.push_back(in);
-    } else if (phase == Phase::receive) {
-      int in_flight = static_cast<int>(combines_.size());
-      received(&in_flight, "combine");
-      how = combines_.front();
-      combines_.erase(combines_.begin());
+    if (phase == Phase::send) require_room(combines_.size(), "combine");
+    if (phase == Phase::receive) {
+      require_oldest(combines_, handle, "combine");
+      how = how_.empty() ? last_combine_ : how_.front();
     }
     launches_.combine(target(stream), device_.handle(), window_.handle(), plan_.shape, how, out, at,
                       phase);
+    if (phase == Phase::send) {
+      last_combine_ = in;
+      if (!captured_) {
+        combines_.push_back(handle.index);
+        how_.push_back(in);
+      }
+    } else if (phase == Phase::receive && !combines_.empty()) {
+      combines_.erase(combines_.begin());
+      how_.erase(how_.begin());
+    }
   }
 
   Report report(void* stream, bool clear) {
@@ -249,15 +263,11 @@ class Group::State {
                       std::to_string(deadline.count()) + " ms what it had sent: " + name(status),
                   "call agree() again on all survivors; see comm.check() of that rank");
     }
-    auto* words = failed_on_host();
-    bool any = false;
-    for (std::size_t r = 0; r < failed.size(); ++r) {
-      words[r] = failed[r] ? static_cast<std::uint32_t>(Status::peer_failed) : 0;
-      any |= failed[r];
-    }
-    dispatches_ = 0;
+    dispatches_.clear();
     combines_.clear();
-    reset(next + 1, any ? words : nullptr, stream);
+    how_.clear();
+    masked_ = failed;
+    reset(next + 1, failed, stream);
     comm_.barrier();
     return failed;
   }
@@ -290,7 +300,14 @@ class Group::State {
     return static_cast<Status>(*static_cast<const std::uint64_t*>(host_.host()));
   }
 
-  void reset(std::uint64_t batch, const std::uint32_t* failed, void* stream) {
+  /// @param failed  masked ranks
+  void reset(std::uint64_t batch, const std::vector<bool>& failed, void* stream) {
+    auto* words = failed_on_host();
+    bool any = false;
+    for (std::size_t r = 0; r < failed.size(); ++r) {
+      words[r] = failed[r] ? static_cast<std::uint32_t>(Status::peer_failed) : 0;
+      any |= failed[r];
+    }
     const auto shift =
         static_cast<std::byte*>(host_.data()) - static_cast<std::byte*>(host_.host());
     const auto device = [&](auto* p) {
@@ -299,13 +316,42 @@ class Group::State {
                                        static_cast<std::uintptr_t>(shift));
     };
     launches_.reset(target(stream), device_.handle(), window_.handle(), plan_.shape, batch,
-                    failed ? device(failed) : nullptr, device(experts_on_host()));
+                    any ? device(words) : nullptr, device(experts_on_host()));
     synchronize(stream);
     sent_ = batch;
   }
 
-  /// Ranks that were given different Configs would write past each other's buffers.
-  void same_on_all() const {
+  /// Offsets and staging as all ranks together need them: a pair uses puts if either side has to, and a window is as
+  /// large everywhere.
+  Plan plan_with_all() const {
+    std::vector<bool> far = far_ranks(comm_, config_.protocol);
+    std::string mine(far.size(), '0');
+    for (std::size_t r = 0; r < far.size(); ++r)
+      if (far[r] && !masked_[r]) mine[r] = '1';
+    const auto all = comm_.allgather(mine.data(), mine.size());
+    const auto me = static_cast<std::size_t>(comm_.rank());
+    bool any = false;
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      far[r] = mine[r] == '1';
+      if (all[r].empty() != masked_[r] || (!masked_[r] && all[r].size() != mine.size()))
+        throw Error(Code::peer_failed,
+                    "rank " + std::to_string(r) + " failed while an ep::Group was made",
+                    "call agree_failures() on every survivor and make it again");
+      if (masked_[r]) continue;
+      const std::string theirs(reinterpret_cast<const char*>(all[r].data()), all[r].size());
+      any |= theirs.find('1') != std::string::npos;
+      if (theirs[me] == '1' && config_.protocol == Protocol::cells)
+        throw Error(Code::unsupported,
+                    "ep::Protocol::cells: rank " + std::to_string(r) +
+                        " does not reach this rank by load/store",
+                    "use Protocol::automatic");
+      far[r] = far[r] || theirs[me] == '1';
+    }
+    return make_plan(config_, comm_.rank(), far, any);
+  }
+
+  /// Ranks that were given different Configs would write past each other's buffers. Notes who is masked: they say nothing.
+  void same_on_all() {
     std::string text;
     const auto add = [&text](long long value) { text += std::to_string(value) + ","; };
     const Config& c = config_;
@@ -320,6 +366,7 @@ class Group::State {
           static_cast<long long>(c.first_batch)})
       add(value);
     const auto all = comm_.allgather(text.data(), text.size());
+    for (const auto& bytes : all) masked_.push_back(bytes.empty());
     for (std::size_t r = 0; r < all.size(); ++r) {
       const std::string theirs(reinterpret_cast<const char*>(all[r].data()), all[r].size());
       if (theirs.empty() || theirs == text) continue;  // empty: a failed rank
@@ -336,15 +383,19 @@ class Group::State {
   Communicator& comm_;
   const Launches& launches_;
   Config config_;
-  Plan plan_;
+  Plan plan_{};
   int blocks_ = 1;
   Window window_;
   Window host_;
   DeviceCommunicatorOwner device_;
   std::uint64_t report_words_ = 0;
   std::uint64_t sent_ = 0;
-  int dispatches_ = 0;                  ///< in flight
-  std::vector<CombineInput> combines_;  ///< in flight
+  std::vector<bool> masked_;     ///< failed, as the survivors agreed; the same on all
+  std::vector<int> dispatches_;  ///< handles of the batches in flight, oldest first
+  std::vector<int> combines_;
+  std::vector<CombineInput> how_;  ///< of combines_
+  CombineInput last_combine_;
+  bool captured_ = false;  ///< a graph holds some of our calls
   std::uint64_t* times_ = nullptr;
   bool closed_ = false;
 };

@@ -6,8 +6,13 @@
 namespace marrow::ep {
 
 const Launches& launches(const Place& place) {
-  static constexpr Launches kCpu{run_dispatch,          run_combine, run_flush,
-                                 run_reset,             run_report,  [](const Place&) {},
+  static constexpr Launches kCpu{run_dispatch,
+                                 run_combine,
+                                 run_flush,
+                                 run_reset,
+                                 run_report,
+                                 [](const Place&) {},
+                                 [](const Place&) { return false; },
                                  [](const Place&) { return 0; }};
   if (!place.on_gpu()) return kCpu;
 #if MARROW_WITH_CUDA

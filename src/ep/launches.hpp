@@ -42,6 +42,8 @@ struct Launches {
   void (*report)(const Target&, const WindowHandle&, const Shape&, std::uint64_t* to, bool clear);
   /// Waits for the place's stream. @throws Error(cuda)
   void (*synchronize)(const Place&);
+  /// Whether the place's stream is being captured into a graph.
+  bool (*capturing)(const Place&);
   /// SMs of the place; 0: the CPU device.
   int (*processors)(const Place&);
 };

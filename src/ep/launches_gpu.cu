@@ -15,6 +15,13 @@ void synchronize(const Place& place) {
   check(cudaStreamSynchronize(static_cast<cudaStream_t>(place.stream)), "waiting for ep's stream");
 }
 
+bool capturing(const Place& place) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(static_cast<cudaStream_t>(place.stream), &status),
+        "asking whether ep's stream is captured");
+  return status != cudaStreamCaptureStatusNone;
+}
+
 int processors(const Place& place) {
   int count = 0;
   check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, place.device),
@@ -26,7 +33,7 @@ int processors(const Place& place) {
 
 const Launches& gpu_launches() {
   static constexpr Launches kGpu{run_dispatch, run_combine, run_flush, run_reset,
-                                 run_report,   synchronize, processors};
+                                 run_report,   synchronize, capturing, processors};
   return kGpu;
 }
 

@@ -65,10 +65,9 @@ Config checked(Config c, int ranks, bool on_gpu) {
   require(c.capacity >= 0 && c.capacity <= all, "capacity", c.capacity,
           "0 (R*M) .. ranks * max_tokens");
   if (c.capacity == 0) c.capacity = all;
-  int most = 0;
-  for (int n : c.experts) most = std::max(most, n);
-  require(static_cast<long long>(most) * c.capacity < (1LL << 31), "capacity", c.capacity,
-          "experts of a rank * capacity must stay below 2^31 rows");
+  const long long most = *std::max_element(c.experts.begin(), c.experts.end());
+  require(c.layout == Layout::rank_major || most * c.capacity < (1LL << 31), "capacity", c.capacity,
+          "the largest number of experts of a rank times capacity must stay below 2^31");
   require(c.handles >= 0 && c.handles <= 64, "handles", c.handles, "0 (2*F) .. 64");
   if (c.handles == 0) c.handles = 2 * c.batches_in_flight;
   require(c.max_sms >= 0 && c.max_sms <= 1024, "max_sms", c.max_sms, "0 (all) .. 1024");
@@ -83,7 +82,7 @@ Config checked(Config c, int ranks, bool on_gpu) {
   return c;
 }
 
-Plan make_plan(const Config& c, int rank, const std::vector<bool>& far) {
+Plan make_plan(const Config& c, int rank, const std::vector<bool>& far, bool staging) {
   Plan plan{};
   Shape& s = plan.shape;
   s.ranks = static_cast<int>(c.experts.size());
@@ -151,7 +150,7 @@ Plan make_plan(const Config& c, int rank, const std::vector<bool>& far) {
   s.combine = take(sets * M * K * s.combine_stride);
   m.receive_combine = at - m.receive_dispatch;
   std::uint64_t before = at;
-  if (s.far_any) {
+  if (s.far_any || staging) {
     // 2*F sets as well: a NIC may still read a set when the next batch is written.
     s.stage_meta = take(sets * s.meta_stride);
     s.stage_rows = take(sets * M * s.row_stride);

@@ -173,7 +173,8 @@ struct Plan {
   MemoryNeeded memory;
 };
 /// @throws Error(invalid_argument) naming the field, its value and its range
-Plan make_plan(const Config& config, int rank, const std::vector<bool>& far);
+/// @param staging  some rank has far peers: all windows have the same size
+Plan make_plan(const Config& config, int rank, const std::vector<bool>& far, bool staging = false);
 /// Fills the defaults in. @throws Error(invalid_argument)
 Config checked(Config config, int ranks, bool on_gpu);
 

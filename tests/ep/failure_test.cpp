@@ -87,6 +87,13 @@ MARROW_ROLE(ep_rank) {
     wrong = checker.run(10, 16);
     if (!wrong.empty()) return "with the rank masked: " + wrong;
     checker.group().close();
+    // A new Group, too, leaves out whom all have agreed on.
+    Scenario masked = scenario_of();
+    masked.failed = failed;
+    Checker another(comm, masked, memory);
+    wrong = another.run(16, 18);
+    if (!wrong.empty()) return "a new group with the rank masked: " + wrong;
+    another.group().close();
     if (self.rank == 0) self.say("alone");
   }
   comm.admit(kVictim, std::chrono::seconds(20));

@@ -132,5 +132,70 @@ TEST(EpRecovery, NoWrongRowBetweenATimeoutAndAgree) {
       });
 }
 
+/// A to B by load/store, B to A by the proxy; rank 2 reaches all by load/store.
+TEST(EpRecovery, PathsThatDifferByDirection) {
+  run(
+      3,
+      [](int rank) {
+        return Parameters{{"MARROW_NETWORK", "shm"},
+                          {"MARROW_PATH", rank == 1 ? "proxy,lsa,lsa" : "lsa,lsa,lsa"}};
+      },
+      [](Communicator& comm) -> std::string {
+        HostMemory memory;
+        Scenario s = small(3);
+        s.config.deadline = std::chrono::seconds(10);
+        Checker checker(comm, s, memory);
+        const std::vector<bool> cells = checker.group().cells();
+        for (int r = 0; r < 3; ++r)
+          if (cells[r] != (r + comm.rank() != 1 || r == comm.rank()))
+            return "cells to rank " + std::to_string(r);
+        const std::string wrong = checker.run(0, 4);
+        checker.group().close();
+        return wrong;
+      });
+}
+
+TEST(EpRecovery, AReceiveWithAnotherHandleIsRefused) {
+  run(
+      1, [](int) { return Parameters{}; },
+      [](Communicator& comm) -> std::string {
+        HostMemory memory;
+        Scenario s = small(1);
+        s.config.batches_in_flight = 2;
+        Checker checker(comm, s, memory);
+        ep::Group& group = checker.group();
+        const Checker::Buffers& b = checker.buffers(0);
+        const std::vector<std::int64_t> ids(8, -1);
+        group.dispatch_send({.tokens = 4, .rows = b.rows, .expert_ids = ids.data()}, group.handle(0));
+        try {
+          group.dispatch_receive({b.y, b.ys}, group.handle(1));
+          return "handle 1 was taken for handle 0";
+        } catch (const Error& error) {
+          if (error.code() != Code::invalid_argument) return error.what();
+        }
+        group.dispatch_receive({b.y, b.ys}, group.handle(0));
+        group.close();
+        return {};
+      });
+}
+
+TEST(EpRecovery, RowsBeyond32BitsAreRefused) {
+  ep::Config config;
+  config.experts = {2048, 0};
+  config.max_tokens = 65536;
+  config.capacity = 2 * 65536;
+  EXPECT_LT(2048LL * 65536 * 2, 1LL << 31);
+  (void)ep::Group::memory_needed(config);
+  config.experts.assign(64, 0);
+  config.experts[5] = 2048;
+  config.capacity = 1 << 20;
+  try {
+    (void)ep::Group::memory_needed(config);
+    FAIL() << "2^31 rows were accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::invalid_argument);
+  }
+}
+
 }  // namespace
 }  // namespace marrow::ep_test
