@@ -100,7 +100,8 @@ struct Config {
   int handles = 0;  ///< Handles there are; 0: 2*F
   int max_sms = 0;  ///< blocks of one kernel, at most; 0: all SMs. On the CPU device: 0 means 1
   int threads = 0;  ///< threads of a block; 0: 512. On the CPU device: 0 means 1
-  /// How long a *_receive waits for any one source. Afterwards its rows count as zero, and it is skipped until agree().
+  /// How long a *_receive waits for its sources, all together (twice that at most, when blocks differ). Then it gives those that
+  /// are missing up, and this rank's kernels exchange nothing more until agree(): see Group.
   std::chrono::milliseconds deadline{10000};
   Protocol protocol = Protocol::automatic;
   /// Where batch numbers start: a test of their wrap sets it near 2^32.
@@ -146,9 +147,6 @@ struct DispatchInput {
   /// One word in device memory with the number of tokens, read when the kernel runs, or null: for graphs that are replayed with another
   /// number. More than M, or negative: Status::invalid, nothing of this rank is sent but the fact. `tokens` is ignored then.
   const std::int32_t* device_tokens = nullptr;
-  /// The window (of the Group's communicator) that `rows` lies in, if it does. Reserved: load/store peers are sent from `rows` wherever it is; for
-  /// others rows are staged in any case.
-  const Window* window = nullptr;
 };
 
 struct DispatchOutput {
@@ -161,8 +159,7 @@ struct CombineInput {
   /// summed over our experts by the caller; weights are not applied then.
   const void* rows = nullptr;
   CombineMode mode = CombineMode::exact;
-  bool weighted = true;            ///< false: every weight counts as 1
-  const Window* window = nullptr;  ///< as in DispatchInput
+  bool weighted = true;  ///< false: every weight counts as 1
 };
 
 struct CombineOutput {
@@ -172,9 +169,10 @@ struct CombineOutput {
 
 /// What happened since the Group was made, or since reset_report.
 struct Report {
-  /// Worst result of a kernel: timeout: some source did not come in time; peer_failed, aborted: the communicator said so; invalid: device_tokens out of range.
+  /// Worst result of a kernel: timeout: some source did not come in time; peer_failed, aborted: the communicator said so; invalid: device_tokens out of range, or replayed graphs sent more than
+  /// batches_in_flight batches or received one that was not sent. While kernels exchange nothing it stays what stopped them, also after reset_report.
   Status status = Status::ok;
-  std::vector<bool> failed;      ///< [R] ranks that this rank has given up on and skips
+  std::vector<bool> failed;      ///< [R] ranks that are masked, or that this rank has given up on
   std::uint64_t dispatches = 0;  ///< batches received
   std::uint64_t combines = 0;
   std::uint64_t duplicates = 0;    ///< choices of this rank's tokens that repeat an expert
@@ -188,21 +186,27 @@ struct Report {
 
 /// Buffers and state for dispatch and combine between the ranks of a communicator. Several Groups may live on one communicator.
 /// Calls are not thread-safe. Each is made by all ranks in the same order. Everything of a Group must be
-/// ordered: one stream, or streams that the caller orders with events.
+/// ordered: one stream, or streams that the caller orders with events. Groups whose kernels may run at the same time must fit on the GPU
+/// together, with whatever else stays resident: their max_sms in sum; else one's blocks may wait for ranks whose own wait for room.
+///
+/// Once a receive has given a source up (Status timeout, peer_failed, aborted), or a call was invalid by the kernels' count, this rank's
+/// kernels exchange nothing until agree(): dispatches give counts of 0, combines give zeros, at once. The outputs of the call that
+/// gave up are not to be used: rows of the missing source are zero or absent. Other ranks find this one missing in turn.
 class MARROW_API Group {
  public:
   /// What a Group would take. No communication.
   /// @throws Error(invalid_argument) for a Config outside its ranges
-  static MemoryNeeded memory_needed(const Communicator& comm, const Config& config);
+  static MemoryNeeded memory_needed(const Communicator& comm, const Config& config);  // staging: if paths are alike on all
   /// The same for R = config.experts.size() ranks, of which `far` are not load/store reachable from each.
   static MemoryNeeded memory_needed(const Config& config, int far = 0);
 
-  /// Collective. memory_needed says what will be taken.
+  /// Collective of the ranks that are not masked; masked ones are left out. memory_needed says what will be taken. `comm` must outlive
+  /// the Group and stay where it is: it may not be moved meanwhile.
   /// @throws Error(invalid_argument), Error(mismatch) when ranks disagree, Error(out_of_memory), Error(unsupported)
   Group(Communicator& comm, Config config);
   Group(Group&&) noexcept;
   Group& operator=(Group&&) noexcept;
-  ~Group();  ///< close() if it was not called; failures are logged
+  ~Group();  ///< close() if it was not called; its failures are dropped: call close() to see them
 
   const Config& config() const;  ///< with defaults filled in
   const MemoryNeeded& memory() const;
@@ -219,7 +223,8 @@ class MARROW_API Group {
   /// Sends this batch. Returns when the kernel is enqueued; no SM waits for a transfer in it. `input`'s memory may be overwritten by what
   /// follows in the stream.
   /// @param stream  cudaStream_t, null: the place's stream. Ignored on the CPU device
-  /// @throws Error(invalid_argument): more than M tokens, more than F batches in flight, a bad pointer: nothing was sent; Error(cuda)
+  /// @throws Error(invalid_argument): more than M tokens, more than F batches in flight, a bad pointer: nothing was sent; Error(cuda).
+  /// Once a call was captured into a graph, the kernels alone count batches in flight: Status::invalid
   void dispatch_send(const DispatchInput& input, const Handle& handle, void* stream = nullptr);
   /// Receives the oldest batch in flight; `handle` as in its send.
   void dispatch_receive(const DispatchOutput& output, const Handle& handle, void* stream = nullptr);
@@ -238,9 +243,10 @@ class MARROW_API Group {
   Report report(void* stream = nullptr);
   void reset_report(void* stream = nullptr);
 
-  /// Collective of the survivors, after a report with a status other than ok: waits for the stream, calls Communicator::agree_failures, empties what
-  /// is in flight, and makes all survivors start anew with the same batch number. Ranks that were only slow are not skipped any more; failed ranks
+  /// Collective of the survivors, after a report with a status other than ok: waits for the stream, calls Communicator::agree_failures, waits until
+  /// what was sent has arrived, empties what is in flight, and makes all survivors start anew with the same batch number. Ranks that were only slow are not skipped any more; failed ranks
   /// stay skipped: nothing is sent to them, and their experts' rows count as zero.
+  /// @throws Error(timeout) on all when a rank's puts did not end: call it again; Error(peer_failed | aborted)
   /// To take a replacement in: Communicator::admit, then make a new Group on all ranks.
   /// @return [R] true: failed; the same on every survivor
   std::vector<bool> agree(std::chrono::milliseconds deadline = std::chrono::seconds(30),
