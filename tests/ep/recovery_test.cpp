@@ -155,6 +155,41 @@ TEST(EpRecovery, PathsThatDifferByDirection) {
       });
 }
 
+/// Only the slow rank is named, also where it is waited for first.
+void slow_rank_is_named(const Parameters& parameters) {
+  run(
+      3, [&](int) { return parameters; },
+      [](Communicator& comm) -> std::string {
+        HostMemory memory;
+        Scenario s = small(3);
+        s.config.deadline = std::chrono::seconds(10);
+        s.batches = 1;
+        s.combines = false;
+        comm.barrier();
+        s.before = [&](int, int which) {
+          if (which != 0) return;
+          comm.barrier();
+          if (comm.rank() == 0) std::this_thread::sleep_for(milliseconds(600));
+        };
+        Checker checker(comm, s, memory);
+        const std::string wrong = checker.run();
+        if (!wrong.empty()) return wrong;
+        const ep::Report report = checker.group().report();
+        checker.group().close();
+        if (comm.rank() == 0) return {};
+        const std::uint64_t slow = report.dispatch_waited_ns[0];
+        const std::uint64_t other = report.dispatch_waited_ns[3 - comm.rank()];
+        if (slow < 300'000'000 || other > slow / 2)
+          return "waited " + std::to_string(slow) + " for the slow rank, " + std::to_string(other) +
+                 " for the other";
+        return {};
+      });
+}
+TEST(EpRecovery, OnlyTheSlowRankIsNamedLsa) { slow_rank_is_named({}); }
+TEST(EpRecovery, OnlyTheSlowRankIsNamedProxy) {
+  slow_rank_is_named({{"MARROW_PATH", "proxy"}, {"MARROW_NETWORK", "shm"}});
+}
+
 TEST(EpRecovery, AReceiveWithAnotherHandleIsRefused) {
   run(
       1, [](int) { return Parameters{}; },

@@ -308,13 +308,14 @@ MARROW_DEVICE void receive_combine(const Run& r, const CombineArgs& a) {
   }
   // A source without rows for us says that it has come, too: sets are used again by what all have done.
   if (block_index() != 0) return;
+  std::uint64_t since = r.start;
   for (int source = thread_index(); source < s.ranks; source += block_size()) {
     if (s.is_far(source) || r.is_failed(source)) continue;
     const std::byte* hello = r.local + s.hello_at(r.set, source);
     const Status status =
         wait_until(r.comm, r.time_left(), [&] { return mark_of(load_cell(hello)) == r.epoch; });
     if (status != Status::ok) r.set_failed(source, status);
-    r.note_wait(1, source);
+    since = r.note_wait(1, source, since);
   }
 }
 

@@ -168,11 +168,15 @@ struct Run {
     return {gone < all ? all - gone : 1};
   }
   /// Statistics of one source, by one thread of the grid. kind: 0 dispatch, 1 combine
-  MARROW_DEVICE void note_wait(int kind, int source) const {
-    const std::uint64_t ns = now_ns() - start;
+  /// @param since  when the thread began to wait for it: what it waited for others before is theirs
+  /// @return now
+  MARROW_DEVICE std::uint64_t note_wait(int kind, int source, std::uint64_t since) const {
+    const std::uint64_t now = now_ns();
+    const std::uint64_t ns = now - since;
     std::uint64_t* waited = at<std::uint64_t>(local, s.waited);
     add_relaxed<Scope::device>(waited + (kind * s.ranks + source), ns);
     fetch_max_relaxed<Scope::device>(waited + (2 * s.ranks + source), ns);
+    return now;
   }
 };
 

@@ -126,12 +126,13 @@ MARROW_KERNEL far_wait_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm
   const Run r(comm, window, s, a.handle, received, start,
               load_relaxed<Scope::device>(&control->any_failed) != 0);
   const Gin<> gin(comm, 0);
+  std::uint64_t since = start;
   for (int source = thread_index(); source < s.ranks; source += block_size()) {
     if (!s.is_far(source) || r.is_failed(source)) continue;
     const Status status =
         gin.wait_signal((a.combine ? s.ranks : 0) + source, received - from + 1, r.time_left());
     if (status != Status::ok) r.set_failed(source, status);
-    r.note_wait(a.combine, source);
+    since = r.note_wait(a.combine, source, since);
   }
 }
 

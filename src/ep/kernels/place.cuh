@@ -70,6 +70,7 @@ MARROW_DEVICE void place_entries(const Run& r, std::uint32_t* memory) {
   const Shape& s = r.s;
   std::uint32_t entries = 0;
   std::uint32_t pairs = 0;
+  std::uint64_t since = r.start;
   for (int source = 0; source < s.ranks; ++source) {
     const std::uint32_t before = entries;
     for (int from = 0; from < s.tokens && !r.is_failed(source); from += block_size()) {
@@ -80,7 +81,7 @@ MARROW_DEVICE void place_entries(const Run& r, std::uint32_t* memory) {
         for (int k = 0; k < s.top_k; ++k)
           count += static_cast<unsigned>(list.id(k) - s.first) < static_cast<unsigned>(s.local);
       }
-      if (token == 0) r.note_wait(0, source);
+      if (token == 0) since = r.note_wait(0, source, since);
       std::uint32_t total = 0;
       const std::uint32_t entry = entries + block_sum(memory, count > 0 ? 1 : 0, &total);
       entries += total;

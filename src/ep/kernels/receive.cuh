@@ -206,6 +206,7 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
   for (int i = thread_index(); i < static_cast<int>((m.prefixes - m.masks) / 4); i += block_size())
     p.masks[i] = 0;  // masks and any
   meet();
+  std::uint64_t since = r.start;
   MARROW_EP_ROLLED
   for (int slot = thread_index(); slot < slots; slot += block_size()) {
     const int source = slot / s.tokens;
@@ -215,7 +216,7 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
     List list;
     const bool in_time =
         wait_for_source(r, source, [&] { return look_at_list(s, meta, token, r.epoch, &list); });
-    if (token == 0 && block == 0) r.note_wait(0, source);
+    if (token == 0 && block == 0) since = r.note_wait(0, source, since);
     if (!in_time || token >= list.tokens) continue;
     bool ours = false;
     MARROW_EP_ROLLED
