@@ -30,7 +30,7 @@ Routing uniform_routing(std::uint64_t seed, std::uint64_t tokens, std::uint32_t 
 
 ep::Config ep_config(const EpOptions& options, int ranks);
 
-/// Collective. Warm-up and check, then times, then a check of other data.
+/// Collective. A check, then times, then checks: of the last timed batch and of other data.
 EpResult run_ep_rank(Communicator& comm, const EpOptions& options, const Routing& routing);
 
 }  // namespace marrow::cli
