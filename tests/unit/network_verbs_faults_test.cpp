@@ -569,6 +569,14 @@ TEST_F(VerbsFaults, WhatFollowsAPutIntoGpuMemoryWaitsForARead) {
             "write read read read");
   EXPECT_TRUE(net.until([&] { return net[1].immediates.size() == 1; }));
   EXPECT_EQ(net[1].messages.size(), 3u);
+  // A window that was closed meanwhile is not read from: that would end the connection.
+  EXPECT_EQ(all({put(false)}), "write");
+  ASSERT_EQ(net[0].network->release_key(net[0].endpoint, net.memory[1].remote[0]), 0);
+  ASSERT_EQ(net[1].network->deregister_memory(net[1].endpoint, net.memory[1].region), 0);
+  net.memory[1].remote[0] = net.memory[1].region = nullptr;
+  EXPECT_EQ(all({net.operation(MARROW_NETWORK_FLUSH, 0, 1)}), "read");
+  EXPECT_EQ(all({net.message(0, 1, "d")}), "send");
+  EXPECT_TRUE(net[0].down.empty());
 }
 
 /// GPU memory, without a GPU: which calls are made, in which order, and what is said when none works.

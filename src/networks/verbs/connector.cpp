@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/log.hpp"
 #include "base/random.hpp"
@@ -21,6 +22,11 @@ namespace marrow::networks::rdma {
 namespace {
 
 using base::cat;
+
+constexpr int kMostStrangers = 64;  // accepted connections that have not said who they are
+constexpr std::chrono::milliseconds kStrangersPatience{5000};  // a rank says it at once
+constexpr std::chrono::milliseconds kPause{100};
+constexpr const char* kSeeLog = "look at this rank's log and its memory, then start the job again";
 
 base::IpAddress ip_of(const std::uint8_t (&raw)[16]) {
   base::IpAddress ip;
@@ -65,15 +71,15 @@ void Connector::start(std::vector<Address> peers, std::shared_ptr<Device> device
   device_ = std::move(device);
   patience_ = patience;
   ties_.assign(peers_.size(), Tie::none);
-  thread_ = base::start_thread(
-      "the verbs network's thread for connections", [this, rank = base::log::thread_rank()] {
-        base::log::ThreadRank named(rank);
-        try {
-          run();
-        } catch (const std::exception& error) {
-          MARROW_WARN(net, "verbs: the thread for connections ended: ", error.what());
-        }
-      });
+  thread_ = base::start_thread("the verbs network's thread for connections",
+                               [this, rank = base::log::thread_rank()] {
+                                 base::log::ThreadRank named(rank);
+                                 try {
+                                   run();
+                                 } catch (const std::exception& error) {
+                                   ended(error.what());
+                                 }
+                               });
 }
 
 void Connector::stop() {
@@ -90,74 +96,140 @@ void Connector::wake() {
 }
 
 void Connector::want(std::uint32_t peer) {
+  std::string over;
   {
     std::lock_guard lock(mutex_);
-    wanted_.push_back(peer);
+    over = over_;
+    if (over.empty()) wanted_.push_back(peer);
   }
+  // The lock orders this behind all that the thread did: owner_ is not called by two at a time.
+  if (!over.empty()) return owner_.failed(peer, Error(Code::system, over, kSeeLog));
   wake();
+}
+
+/// What is thrown at one connection's work is that connection's alone.
+/// @param peer  looked at afterwards: a hello says it. @return whether nothing was thrown
+template <typename Work>
+bool Connector::guard(const std::int64_t& peer, const Work& work) {
+  try {
+    work();
+    return true;
+  } catch (const std::exception& error) {
+    if (peer < 0) {
+      MARROW_WARN(net, "verbs: a connection that said nothing yet: ", error.what());
+      return false;
+    }
+    const auto r = static_cast<std::uint32_t>(peer);
+    give_up(r,
+            Error(Code::network, cat("connecting rank ", r, " failed: ", error.what()), kSeeLog));
+    return false;
+  }
 }
 
 void Connector::run() {
   std::vector<pollfd> polled;
-  while (!stop_.load(std::memory_order_acquire)) {
-    const int events = device_->table().get_async_event ? device_->context()->async_fd : -1;
-    polled.assign({{wake_.get(), POLLIN, 0},
-                   {unix_.get(), POLLIN, 0},
-                   {tcp_.get(), POLLIN, 0},
-                   {events, POLLIN, 0}});
-    int timeout = -1;
-    const auto earlier = [&timeout](const base::Deadline& deadline) {
-      const int left = deadline.poll_timeout() + 1;
-      timeout = timeout < 0 ? left : std::min(timeout, left);
-    };
-    for (const auto& [peer, deadline] : theirs_due_) earlier(deadline);
-    for (const auto& line : lines_) {
-      polled.push_back({line->fd.get(),
-                        static_cast<short>(line->stage == Stage::connecting ? POLLOUT : POLLIN),
-                        0});
-      if (line->stage != Stage::open) earlier(line->deadline);
-    }
-    if (::poll(polled.data(), polled.size(), timeout) < 0 && errno != EINTR)
-      base::throw_errno("waiting for connections");
-    if (polled[0].revents != 0) {
-      std::uint64_t count = 0;
-      [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof(count));
-    }
-    const std::size_t known = lines_.size();  // advance may add lines behind
-    for (std::size_t i = 0; i < known; ++i) {
-      if (polled[4 + i].revents != 0 && !lines_[i]->dead)
-        advance(*lines_[i], polled[4 + i].revents);
-    }
-    if (polled[3].revents != 0) read_device_events();
-    if (polled[1].revents != 0) accept(unix_.get());
-    if (polled[2].revents != 0) accept(tcp_.get());
-    std::vector<std::uint32_t> wanted;
-    {
-      std::lock_guard lock(mutex_);
-      wanted.swap(wanted_);
-    }
-    for (const std::uint32_t peer : wanted) begin(peer);
-    expire();
-    std::erase_if(lines_, [](const auto& line) { return line->dead; });
-  }
+  while (!stop_.load(std::memory_order_acquire)) step(polled);
   for (const auto& line : lines_) {
     if (line->stage == Stage::open) send(*line, &kGoodbye, 1);
   }
   lines_.clear();
 }
 
+/// The thread ends though nobody asked it to: no connection can be made or watched any more.
+void Connector::ended(const char* why) {
+  const std::string sentence = cat("the verbs network's thread for connections ended: ", why);
+  MARROW_WARN(net, "verbs: ", sentence);
+  for (const auto& line : lines_) {
+    if (line->stage == Stage::open) send(*line, &kGoodbye, 1);
+  }
+  lines_.clear();
+  for (std::uint32_t r = 0; r < ties_.size(); ++r) {
+    if (r == rank_ && ties_[r] == Tie::standing) continue;  // needs no watching
+    try {
+      give_up(r, Error(Code::system, cat("rank ", r, " is out of reach: ", sentence), kSeeLog));
+    } catch (const std::exception& error) {
+      MARROW_WARN(net, "verbs: rank ", r, " could not be given up: ", error.what());
+    }
+  }
+  std::lock_guard lock(mutex_);
+  over_ = sentence;
+}
+
+/// Whether to look at the listeners: not just after one failed (poll would come back at once, for ever), and
+/// not while as many as kMostStrangers have not said who they are.
+bool Connector::listens() {
+  if (!accept_again_.expired()) return false;
+  const auto strangers = std::count_if(lines_.begin(), lines_.end(), [](const auto& line) {
+    return line->stage == Stage::awaits_hello && !line->dead;
+  });
+  return strangers < kMostStrangers;
+}
+
+void Connector::step(std::vector<pollfd>& polled) {
+  const int events = device_->table().get_async_event ? device_->context()->async_fd : -1;
+  const bool listening = listens();
+  polled.assign({{wake_.get(), POLLIN, 0},
+                 {listening ? unix_.get() : -1, POLLIN, 0},
+                 {listening ? tcp_.get() : -1, POLLIN, 0},
+                 {events, POLLIN, 0}});
+  int timeout = -1;
+  const auto earlier = [&timeout](const base::Deadline& deadline) {
+    const int left = deadline.poll_timeout() + 1;
+    timeout = timeout < 0 ? left : std::min(timeout, left);
+  };
+  if (!accept_again_.expired()) earlier(accept_again_);
+  for (const auto& [peer, deadline] : theirs_due_) earlier(deadline);
+  for (const auto& line : lines_) {
+    polled.push_back({line->fd.get(),
+                      static_cast<short>(line->stage == Stage::connecting ? POLLOUT : POLLIN), 0});
+    if (line->stage != Stage::open) earlier(line->deadline);
+    if (line->stage == Stage::pauses) earlier(line->again);
+  }
+  if (::poll(polled.data(), polled.size(), timeout) < 0) {
+    if (errno != EINTR) base::throw_errno("waiting for connections");
+    return;
+  }
+  if (polled[0].revents != 0) {
+    std::uint64_t count = 0;
+    [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof(count));
+  }
+  const std::size_t known = lines_.size();  // advance may add lines behind
+  for (std::size_t i = 0; i < known; ++i) {
+    Line& line = *lines_[i];
+    if (polled[4 + i].revents == 0 || line.dead) continue;
+    if (!guard(line.peer, [&] { advance(line, polled[4 + i].revents); })) line.dead = true;
+  }
+  if (polled[3].revents != 0) read_device_events();
+  if (polled[1].revents != 0) accept(unix_.get());
+  if (polled[2].revents != 0) accept(tcp_.get());
+  std::vector<std::uint32_t> wanted;
+  {
+    std::lock_guard lock(mutex_);
+    wanted.swap(wanted_);
+  }
+  for (const std::uint32_t peer : wanted) guard(peer, [&] { begin(peer); });
+  expire();
+  dial_again();
+  std::erase_if(lines_, [](const auto& line) { return line->dead; });
+}
+
 void Connector::accept(int listener) {
   try {
     // All who wait: poll comes again only for new ones.
-    while (base::Fd fd = base::accept_one(listener)) {
+    while (listens()) {
+      base::Fd fd = base::accept_one(listener);
+      if (!fd) return;
       auto line = std::make_unique<Line>();
       line->fd = std::move(fd);
       line->stage = Stage::awaits_hello;
-      line->deadline = base::Deadline::after(patience_);
+      line->deadline = base::Deadline::after(std::min(patience_, kStrangersPatience));
       lines_.push_back(std::move(line));
     }
-  } catch (const Error& error) {
-    MARROW_WARN(net, "verbs: a connection could not be accepted: ", error.what());
+  } catch (const std::exception& error) {
+    accept_again_ = base::Deadline::after(kPause);
+    if (!std::exchange(accept_failed_, true)) {
+      MARROW_WARN(net, "verbs: connections cannot be accepted for now: ", error.what());
+    }
   }
 }
 
@@ -179,9 +251,12 @@ void Connector::dial(std::uint32_t peer, std::size_t tries, base::Deadline deadl
              : base::connect_tcp(base::TcpAddress{ip_of(theirs.ip[tries]), theirs.tcp_port});
     error = attempt.error;
     if (error != 0 && error != EINPROGRESS && error != EAGAIN) continue;
+    // A Unix socket says EAGAIN when too many wait there already; nothing is under way then.
+    const bool full = error == EAGAIN;
     auto line = std::make_unique<Line>();
-    line->fd = std::move(attempt.fd);
-    line->stage = Stage::connecting;
+    if (!full) line->fd = std::move(attempt.fd);
+    line->stage = full ? Stage::pauses : Stage::connecting;
+    if (full) line->again = base::Deadline::after(kPause);
     line->peer = peer;
     line->ours = true;
     line->tries = tries;
@@ -239,8 +314,8 @@ void Connector::expire() {
     give_up(peer, Error(Code::timeout,
                         cat("rank ", peer, " at ", where(peer, line->tries),
                             " did not answer within ", patience_.count(), " ms of connecting"),
-                        "it may be stopped, or a firewall drops packets; MARROW_BOOTSTRAP_TIMEOUT "
-                        "is how long to wait"));
+                        "it may be stopped, or a firewall drops packets; MARROW_PEER_TIMEOUT is "
+                        "how long to wait"));
   }
   for (auto at = theirs_due_.begin(); at != theirs_due_.end();) {
     const auto [peer, deadline] = *at;
@@ -253,6 +328,18 @@ void Connector::expire() {
                         cat("rank ", peer, " began to connect and did not finish within ",
                             patience_.count(), " ms"),
                         "it may be stopped"));
+  }
+}
+
+void Connector::dial_again() {
+  const std::size_t known = lines_.size();  // dial adds behind
+  for (std::size_t i = 0; i < known; ++i) {
+    Line& line = *lines_[i];
+    if (line.dead || line.stage != Stage::pauses || !line.again.expired()) continue;
+    line.dead = true;
+    const auto peer = static_cast<std::uint32_t>(line.peer);
+    if (ties_[peer] != Tie::starting) continue;  // theirs came meanwhile
+    guard(peer, [&] { dial(peer, line.tries, line.deadline); });
   }
 }
 

@@ -7,6 +7,8 @@
 // gives its own up.
 #pragma once
 
+#include <poll.h>
+
 #include <atomic>
 #include <deque>
 #include <map>
@@ -56,13 +58,21 @@ class Connector {
   /// Starts the thread. `patience` bounds each connection's set-up.
   void start(std::vector<Address> peers, std::shared_ptr<Device> device,
              std::chrono::milliseconds patience);
-  /// Any thread: the peer is wanted. Its outcome is a call of ready or failed.
+  /// Any thread: the peer is wanted. Its outcome is a call of ready or failed; once the thread has ended
+  /// for want of something, failed is called from here.
   void want(std::uint32_t peer);
   /// Says goodbye to all and ends the thread. Idempotent.
   void stop();
 
  private:
-  enum class Stage : std::uint8_t { connecting, awaits_answer, awaits_hello, awaits_ready, open };
+  enum class Stage : std::uint8_t {
+    pauses,  ///< no descriptor; to be dialled again
+    connecting,
+    awaits_answer,
+    awaits_hello,
+    awaits_ready,
+    open
+  };
   struct Line {
     base::Fd fd;
     Stage stage;
@@ -70,6 +80,7 @@ class Connector {
     bool ours = false;       ///< we connected
     std::size_t tries = 0;   ///< addresses of the peer tried so far
     base::Deadline deadline;
+    base::Deadline again;  ///< of pauses: when
     std::vector<std::byte> received;
     bool goodbye = false;
     bool dead = false;
@@ -78,6 +89,11 @@ class Connector {
   enum class Tie : std::uint8_t { none, starting, waits_for_theirs, joined, standing, over };
 
   void run();
+  void step(std::vector<pollfd>& polled);
+  void ended(const char* why);
+  bool listens();
+  template <typename Work>
+  bool guard(const std::int64_t& peer, const Work& work);
   void begin(std::uint32_t peer);
   void dial(std::uint32_t peer, std::size_t tries, base::Deadline deadline);
   void accept(int listener);
@@ -92,6 +108,7 @@ class Connector {
   void lost(Line& line);
   void give_up(std::uint32_t peer, const Error& error);
   void expire();
+  void dial_again();
   void read_device_events();
   bool send(Line& line, const void* data, std::size_t bytes);
   bool valid(const Frame& frame, std::uint32_t magic, std::uint32_t keyed_by) const;
@@ -111,14 +128,17 @@ class Connector {
   std::shared_ptr<Device> device_;
   std::chrono::milliseconds patience_{0};
 
-  std::mutex mutex_;  ///< wanted_
+  std::mutex mutex_;  ///< wanted_, over_
   std::vector<std::uint32_t> wanted_;
+  std::string over_;  ///< why the thread has ended before stop()
   std::atomic<bool> stop_{false};
 
   // The thread's own.
   std::vector<Tie> ties_;
   std::map<std::uint32_t, base::Deadline> theirs_due_;  ///< of waits_for_theirs
   std::deque<std::unique_ptr<Line>> lines_;
+  base::Deadline accept_again_;  ///< after a failure
+  bool accept_failed_ = false;   ///< said once
   std::thread thread_;
 };
 

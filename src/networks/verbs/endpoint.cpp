@@ -124,7 +124,8 @@ void Endpoint::connect(const marrow_network_address* addresses, std::chrono::mil
     if (soft.provider.empty()) soft.nic = "softnic";
     device_ = Device::open(soft, "marrow-net-" + base::hex(token));
   }
-  connector_->start(std::move(all), device_, timeout);
+  // Connections are made later, at first use: what is left of set-up's time says nothing about them.
+  connector_->start(std::move(all), device_, options_.peer_timeout);
   if (options_.eager) wait_for_all(deadline);
 }
 
@@ -206,8 +207,14 @@ std::unique_ptr<RemoteRegion> Endpoint::import_key(std::uint32_t peer, const voi
                 "run the same version of Marrow on every rank");
   }
   auto region = std::make_unique<RemoteRegion>();
-  *region = {theirs.address, theirs.bytes, theirs.rkey, theirs.gpu != 0};
+  *region = {theirs.address, theirs.bytes, theirs.rkey, peer, theirs.gpu != 0};
   return region;
+}
+
+/// A flush reads from the window no more: a READ of memory that is gone would end the connection.
+void Endpoint::release_key(const RemoteRegion& remote) {
+  std::lock_guard lock(gpu_mutex_);
+  std::erase(peers_[remote.peer]->gpu, &remote);
 }
 
 void Endpoint::abort(std::uint32_t peer) {

@@ -35,6 +35,7 @@ struct RemoteRegion {
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
   std::uint32_t rkey = 0;
+  std::uint32_t peer = 0;  ///< whose memory it is
   bool gpu = false;
 };
 
@@ -56,6 +57,7 @@ class Endpoint final : private Connectable {
   void deregister_memory(Region& region);
   std::unique_ptr<RemoteRegion> import_key(std::uint32_t peer, const void* key,
                                            std::uint32_t key_bytes) const;
+  void release_key(const RemoteRegion& remote);
   void abort(std::uint32_t peer);
 
   // The progress thread.
@@ -83,15 +85,18 @@ class Endpoint final : private Connectable {
     std::vector<Slot> slots;
     std::uint32_t posted = 0;
     std::uint32_t completed = 0;
-    std::uint64_t messages = 0;         ///< sent: each took a receive of the peer
-    std::uint64_t received = 0;         ///< and posted again
-    std::uint64_t returned = 0;         ///< of these, told to the peer
-    const RemoteRegion* gpu = nullptr;  ///< written since the last flush
-    RemoteRegion gpu_region;
-    bool may_send = false;  ///< said before the queue pair was here
-    bool owes = false;      ///< in owing_
+    std::uint64_t messages = 0;            ///< sent: each took a receive of the peer
+    std::uint64_t received = 0;            ///< and posted again
+    std::uint64_t returned = 0;            ///< of these, told to the peer
+    std::vector<const RemoteRegion*> gpu;  ///< GPU memory written since the last flush; gpu_mutex_
+    bool gpu_written = false;              ///< something was put there: no need to lock for a look
+    bool may_send = false;                 ///< said before the queue pair was here
+    bool owes = false;                     ///< in owing_
     bool aborted_here = false;
     std::string end;                  ///< why it is in closing_
+    base::Deadline closing_by;        ///< when it is told of, whatever still comes
+    std::uint64_t seen = 0;           ///< completions of it
+    std::uint64_t seen_before = 0;    ///< of these, when closing_ was last looked at
     std::optional<std::string> down;  ///< to be said in progress()
     base::Deadline drained_by;
     std::atomic<bool> aborted{false};
@@ -124,6 +129,7 @@ class Endpoint final : private Connectable {
   bool fits(Peer& peer, const marrow_network_operation& o, std::uint32_t chained);
   void fill(Peer& peer, const marrow_network_operation& o);
   void fill_read(Peer& peer, std::uint64_t from, std::uint32_t rkey, const Slot& slot);
+  void wrote_gpu(Peer& peer, const RemoteRegion& remote);
   bool fill_gpu_read(Peer& peer, const Slot& slot);
   void fill_flush(Peer& peer, const marrow_network_operation& o);
   marrow::verbs::ibv_send_wr& next(Peer& peer, int opcode, const Slot& slot);
@@ -136,11 +142,12 @@ class Endpoint final : private Connectable {
   // endpoint_progress.cpp
   void take_news();
   void on_device_event(const marrow::verbs::ibv_async_event& event);
-  std::uint32_t poll(marrow::verbs::ibv_cq* cq);
+  void poll(marrow::verbs::ibv_cq* cq);
   void on_send(Peer& peer, const marrow::verbs::ibv_wc& wc);
   void on_receive(Peer& peer, const marrow::verbs::ibv_wc& wc);
   void finish(Peer& peer, std::uint32_t upto, int status);
   void fail(std::uint32_t peer, std::string sentence, bool answers = true);
+  void look_after_closing();
   void look_after_failed();
   std::string failure_of(std::uint32_t peer, const Slot* slot,
                          const marrow::verbs::ibv_wc& wc) const;
@@ -157,11 +164,14 @@ class Endpoint final : private Connectable {
   std::vector<std::uint32_t> closing_;  ///< whose last messages may still be in a queue
   std::vector<std::uint32_t> failing_;  ///< with something to say, or operations not flushed yet
   std::uint32_t called_ = 0;
+  bool cut_short_ = false;  ///< a queue had more than one pass takes
 
   // The chain that is put together.
   std::vector<marrow::verbs::ibv_send_wr> requests_;
   std::vector<marrow::verbs::ibv_sge> buffers_;
   std::uint32_t chained_ = 0;
+
+  std::mutex gpu_mutex_;  ///< Peer::gpu: a window may be closed by another thread
 
   std::mutex mutex_;  ///< news_
   std::vector<News> news_;

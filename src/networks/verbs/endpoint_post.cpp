@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/system_error.hpp"
 #include "base/text.hpp"
@@ -119,11 +120,21 @@ void Endpoint::fill_read(Peer& peer, std::uint64_t from, std::uint32_t rkey, con
   request.wr.rdma.rkey = rkey;
 }
 
-/// If the peer's GPU memory was written to: sees to it that all of it is placed. @return whether it was
+void Endpoint::wrote_gpu(Peer& peer, const RemoteRegion& remote) {
+  peer.gpu_written = true;
+  std::lock_guard lock(gpu_mutex_);
+  if (std::find(peer.gpu.begin(), peer.gpu.end(), &remote) == peer.gpu.end())
+    peer.gpu.push_back(&remote);
+}
+
+/// If the peer's GPU memory was written to: sees to it that all of it is placed, by a READ of any window
+/// there that is still open. @return whether there is one
 bool Endpoint::fill_gpu_read(Peer& peer, const Slot& slot) {
-  if (!peer.gpu) return false;
-  peer.gpu = nullptr;
-  fill_read(peer, peer.gpu_region.address, peer.gpu_region.rkey, slot);
+  if (!std::exchange(peer.gpu_written, false)) return false;
+  std::lock_guard lock(gpu_mutex_);
+  if (peer.gpu.empty()) return false;
+  fill_read(peer, peer.gpu.back()->address, peer.gpu.back()->rkey, slot);
+  peer.gpu.clear();
   return true;
 }
 
@@ -149,6 +160,7 @@ void Endpoint::fill(Peer& peer, const marrow_network_operation& o) {
   }
   const RemoteRegion& remote = remote_of(o);
   const std::uint64_t target = remote.address + o.remote_offset;
+  bool apart = false;
   if (is_atomic(o.kind)) {
     const bool swap = o.kind == MARROW_NETWORK_COMPARE_SWAP;
     v::ibv_send_wr& request =
@@ -163,7 +175,7 @@ void Endpoint::fill(Peer& peer, const marrow_network_operation& o) {
     request.wr.atomic.swap = o.operand;
   } else {
     // Into GPU memory the immediate goes on its own, as a message does.
-    const bool apart = o.has_immediate && (remote.gpu || peer.gpu);
+    apart = o.has_immediate && (remote.gpu || peer.gpu_written);
     const int opcode = o.kind == MARROW_NETWORK_GET ? v::IBV_WR_RDMA_READ
                        : o.has_immediate && !apart  ? v::IBV_WR_RDMA_WRITE_WITH_IMM
                                                     : v::IBV_WR_RDMA_WRITE;
@@ -187,16 +199,14 @@ void Endpoint::fill(Peer& peer, const marrow_network_operation& o) {
       }
     }
   }
-  if (remote.gpu && o.kind != MARROW_NETWORK_GET) {
-    peer.gpu_region = remote;
-    peer.gpu = &peer.gpu_region;
-  }
-  if (o.has_immediate && fill_gpu_read(peer, {o.token, 1, 0, MARROW_NETWORK_FLUSH, false})) {
+  if (remote.gpu && o.kind != MARROW_NETWORK_GET) wrote_gpu(peer, remote);
+  if (apart) {
+    const bool read = fill_gpu_read(peer, {o.token, 1, 0, MARROW_NETWORK_FLUSH, false});
     v::ibv_send_wr& request = next(peer, v::IBV_WR_RDMA_WRITE_WITH_IMM, slot);
     request.wr.rdma.remote_addr = target;
     request.wr.rdma.rkey = remote.rkey;
     request.imm_data = htonl(o.immediate);
-    request.send_flags |= v::IBV_SEND_FENCE;
+    if (read) request.send_flags |= v::IBV_SEND_FENCE;
   }
 }
 

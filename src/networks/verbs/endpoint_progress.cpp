@@ -20,14 +20,16 @@ constexpr int kPolled = 32;
 constexpr std::uint32_t kMostAtOnce = 256;  // of one queue, before others get their turn
 /// A stopped queue pair flushes what it has within microseconds; a dead NIC never does.
 constexpr std::chrono::milliseconds kFlushTime{1000};
+/// Nor does what a peer sent before it ended take longer: it lies in our queue, `credits` messages at most.
+constexpr std::chrono::milliseconds kLastTime{100};
 
 }  // namespace
 
 std::uint32_t Endpoint::progress() {
   called_ = 0;
+  cut_short_ = false;
   if (has_news_.load(std::memory_order_acquire)) take_news();
-  std::uint32_t seen = 0;
-  for (std::size_t i = 0; i < polled_.size(); ++i) seen += poll(polled_[i]);  // news may add one
+  for (std::size_t i = 0; i < polled_.size(); ++i) poll(polled_[i]);  // news may add one
   if (!owing_.empty()) {
     std::vector<std::uint32_t> now;
     now.swap(owing_);
@@ -36,14 +38,7 @@ std::uint32_t Endpoint::progress() {
       if (peers_[r]->stage != Stage::broken) give_back(*peers_[r]);
     }
   }
-  if (!closing_.empty() && seen == 0) {
-    // Nothing is left of what they sent.
-    std::vector<std::uint32_t> now;
-    now.swap(closing_);
-    for (const std::uint32_t r : now) {
-      fail(r, std::move(peers_[r]->end));  // unless an operation has told of it already
-    }
-  }
+  if (!closing_.empty()) look_after_closing();
   if (!failing_.empty()) look_after_failed();
   return called_;
 }
@@ -58,7 +53,8 @@ std::uint32_t Endpoint::test(marrow_network_completion* completions, std::uint32
 }
 
 void Endpoint::take_news() {
-  has_news_.store(false, std::memory_order_relaxed);
+  // Acquire: whoever set the flag that is cleared here stored its peer's `aborted` before (abort, tell).
+  has_news_.exchange(false, std::memory_order_acq_rel);
   std::vector<News> all;
   {
     std::lock_guard lock(mutex_);
@@ -87,6 +83,8 @@ void Endpoint::take_news() {
         peer.end =
             cat("rank ", news.peer, news.on_purpose ? " closed its endpoint" : "'s process ended",
                 "; look for the first error of that rank");
+        peer.closing_by = base::Deadline::after(kLastTime);
+        peer.seen_before = peer.seen - 1;  // in the pass after this one at the earliest
         closing_.push_back(news.peer);
         break;
       case News::device: on_device_event(news.event); break;
@@ -147,7 +145,7 @@ void Endpoint::on_device_event(const v::ibv_async_event& event) {
   }
 }
 
-std::uint32_t Endpoint::poll(v::ibv_cq* cq) {
+void Endpoint::poll(v::ibv_cq* cq) {
   v::ibv_wc wc[kPolled];
   std::uint32_t all = 0;
   while (all < kMostAtOnce) {
@@ -163,7 +161,7 @@ std::uint32_t Endpoint::poll(v::ibv_cq* cq) {
                    "; look at the kernel's log"),
                false);
       }
-      return all;
+      return;
     }
     for (int i = 0; i < n; ++i) {
       const std::uint32_t r = peer_of(wc[i].wr_id);
@@ -172,6 +170,7 @@ std::uint32_t Endpoint::poll(v::ibv_cq* cq) {
       if (!peers_[r]->queue && has_news_.load(std::memory_order_acquire)) take_news();
       Peer& peer = *peers_[r];
       if (!peer.queue) continue;
+      ++peer.seen;
       if (wc[i].wr_id & kReceiveBit) {
         on_receive(peer, wc[i]);
       } else {
@@ -179,9 +178,9 @@ std::uint32_t Endpoint::poll(v::ibv_cq* cq) {
       }
     }
     all += static_cast<std::uint32_t>(n);
-    if (n < kPolled) break;
+    if (n < kPolled) return;
   }
-  return all;
+  cut_short_ = true;
 }
 
 /// Completes all sends up to number `upto`: those before it went well, since a queue pair is in order.
@@ -260,6 +259,22 @@ void Endpoint::fail(std::uint32_t r, std::string sentence, bool answers) {
   peer.drained_by = base::Deadline::after(kFlushTime);
   if (peer.queue && (!peer.queue->stop() || !answers)) peer.drained_by = base::Deadline();
   failing_.push_back(r);
+}
+
+/// Peers that ended are told of when a pass found nothing more of theirs; other peers' traffic does not count.
+void Endpoint::look_after_closing() {
+  std::vector<std::uint32_t> now;
+  now.swap(closing_);
+  for (const std::uint32_t r : now) {
+    Peer& peer = *peers_[r];
+    const bool quiet = !cut_short_ && peer.seen == peer.seen_before;
+    if (quiet || peer.closing_by.expired()) {
+      fail(r, std::move(peer.end));  // unless an operation has told of it already
+    } else {
+      peer.seen_before = peer.seen;
+      closing_.push_back(r);
+    }
+  }
 }
 
 void Endpoint::look_after_failed() {

@@ -91,6 +91,8 @@ Options read_options(const marrow_network_services& services, const std::string&
   };
   for (const auto& [key, name] : kParameters) apply(o, key, parameter(services, name));
   o.interfaces = parameter(services, "MARROW_SOCKET_IFNAME");
+  constexpr const char* kPeerTimeout = "MARROW_PEER_TIMEOUT";
+  o.peer_timeout = base::parse_duration(parameter(services, kPeerTimeout), kPeerTimeout);
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find('&', at), text.size());
     const std::string item = text.substr(at, end - at);

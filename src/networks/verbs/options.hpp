@@ -3,6 +3,7 @@
 // MARROW_NETWORK=verbs?key=value&... overrides.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -24,6 +25,8 @@ struct Options {
   bool eager = false;              ///< connect=eager: all peers in connect(), not on first use
   std::string softnic;             ///< softnic=, MARROW_SOFTNIC
   std::string interfaces;          ///< MARROW_SOCKET_IFNAME
+  std::chrono::milliseconds peer_timeout{
+      30000};  ///< MARROW_PEER_TIMEOUT: of each connection's set-up
 
   /// Least time, in seconds, before a peer that does not answer is given up.
   double patience_seconds() const;
