@@ -37,7 +37,8 @@ def run(context):
         if os.geteuid() == 0:
             os.chmod(folder, 0o755)
             subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", clone, home], check=True)
-        env = {"HOME": home, "CCACHE_DIR": os.path.join(home, "ccache"), "CI": ""}
+        # Without a network and root much is skipped there, whatever the machine has promised.
+        env = {"HOME": home, "CCACHE_DIR": os.path.join(home, "ccache"), "CI": "", "MARROW_TEST_REQUIRE": ""}
         result = Result()
         for name, command, limit in (("clone-demo", ["./demo"], 360), ("clone-demo-again", ["./demo"], 20),
                                      ("clone-demo-lo-down", ["unshare", "-Un", "./demo"], 30),

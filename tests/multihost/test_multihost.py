@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from conftest import BUILD
+from conftest import BUILD, cannot
 
 ROLES = BUILD / "tests" / "multiprocess_liveness_test"
 SECRET = "a secret of more than sixteen bytes"
@@ -118,7 +118,7 @@ def test_choice_of_interface(hosts, mpirun, folder, choice):
         environment["MARROW_NIC"] = "wire0"
     else:
         if not hosts.has_ipv6:
-            pytest.skip("no IPv6 in these namespaces")
+            cannot("no IPv6 in these namespaces")
         environment["MARROW_NETWORK"] = "libfabric?family=6"
     done = under_mpirun(hosts, mpirun, folder,
                         [BUILD / "bin" / "marrow", "demo", "--path", "proxy", "--tokens", "32"], environment)
@@ -236,7 +236,7 @@ def test_link_down_for_good(plugged, folder):
 
 def test_full_disk_fails_no_communicator(plugged, folder):
     if not os.access("/dev/full", os.W_OK):
-        pytest.skip("no /dev/full")
+        cannot("no /dev/full")
     with Ranks(plugged, folder, "talker", {"MARROW_DEBUG": "TRACE", "MARROW_DEBUG_FILE": "/dev/full"}) as ranks:
         for rank in range(3):
             assert ranks.result(rank) == "ok", ranks.log(rank)
