@@ -288,7 +288,10 @@ TEST_P(VerbsStatuses, OfASendIsNamed) {
         wc.vendor_err = 129;
       }
     });
-    expect_down(net, AllOf(HasSubstr("a message of 5 bytes"), HasSubstr("vendor code 129"),
+    // The seventh may be receives given back, when the machine is busy.
+    expect_down(net, AllOf(AnyOf(HasSubstr("a message of 5 bytes"),
+                                 HasSubstr("the return of receives of 8 bytes")),
+                           HasSubstr("vendor code 129"),
                            HasSubstr(GetParam() <= 21 ? "IBV_WC_" : "completion status 77")));
   }
 }
