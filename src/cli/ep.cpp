@@ -2,6 +2,8 @@
 // `marrow ep`: MoE dispatch and combine, per rank and apart, as the neighbours' tests print them.
 #include <cstdio>
 #include <cstring>
+#include <set>
+#include <string>
 
 #include "cli/commands.hpp"
 #include "cli/ep_bench.hpp"
@@ -101,6 +103,11 @@ void print(const EpOptions& o, const RankTeam& team, const std::vector<RankLine>
                format("%.2f", p.combine_gbs), "-", "-"});
   }
   std::printf("%s", table.text("#").c_str());
+  // The libraries' clocks may differ: each line's is named.
+  std::set<std::string> said;
+  for (const PeerLine& p : peers.lines)
+    if (!p.note.empty() && said.insert(p.library + p.note).second)
+      std::printf("# %s: %s\n", p.library.c_str(), p.note.c_str());
   for (const std::string& skipped : peers.skipped) std::printf("# skipped: %s\n", skipped.c_str());
 }
 
