@@ -203,14 +203,14 @@ TEST_F(VerbsConnections, APeersEndIsToldInTheMidstOfOthersTraffic) {
     ASSERT_EQ(net.run(0, net.message(0, peer, "x")), MARROW_NETWORK_OK);
   net.close(1);
   int passes = 0;
-  for (; passes < 1000 && net[0].down.count(1) == 0; ++passes) {
+  for (; passes < 100 && net[0].down.count(1) == 0; ++passes) {
     ASSERT_EQ(net[0].post(net.message(0, 2, "traffic")), 1);
-    sleep_ms(1);  // it is done when the pass begins
+    sleep_ms(10);  // it is done when the pass begins
     net[0].step();
     net[2].step();
     net[0].done.clear();
   }
-  EXPECT_LT(passes, 1000);
+  EXPECT_LT(passes, 100);
   EXPECT_THAT(net[0].down[1], HasSubstr("closed its endpoint"));
 }
 
