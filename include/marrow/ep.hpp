@@ -196,7 +196,8 @@ class MARROW_API Group {
  public:
   /// What a Group would take. No communication.
   /// @throws Error(invalid_argument) for a Config outside its ranges
-  static MemoryNeeded memory_needed(const Communicator& comm, const Config& config);  // staging: if paths are alike on all
+  static MemoryNeeded memory_needed(const Communicator& comm,
+                                    const Config& config);  // staging: if paths are alike on all
   /// The same for R = config.experts.size() ranks, of which `far` are not load/store reachable from each.
   static MemoryNeeded memory_needed(const Config& config, int far = 0);
 

@@ -218,7 +218,8 @@ class Group::State {
     std::memcpy(&control, words, sizeof control);
     Report report;
     // Kernels that exchange nothing are not ok, whatever was cleared.
-    report.status = worse(static_cast<Status>(control.status), static_cast<Status>(control.stopped));
+    report.status =
+        worse(static_cast<Status>(control.status), static_cast<Status>(control.stopped));
     report.dispatches = control.dispatches;
     report.combines = control.combines;
     report.duplicates = control.duplicates;

@@ -61,8 +61,10 @@ struct Control {
   std::uint64_t signals_from;  ///< batch number at which signals counted 0
   std::uint64_t combine_signals_from;
   std::uint64_t any_failed;  ///< failed[] holds a rank
-  std::uint64_t stopped;  ///< Status for which a source was given up: kernels exchange nothing until reset
-  std::uint64_t started;  ///< when the first kernel of the running receive started, if there are several
+  std::uint64_t
+      stopped;  ///< Status for which a source was given up: kernels exchange nothing until reset
+  std::uint64_t
+      started;  ///< when the first kernel of the running receive started, if there are several
   std::uint64_t arrived[4];  ///< blocks of the running kernel that have ended
   std::uint64_t status;      ///< worst Status
   std::uint64_t dispatches;

@@ -201,7 +201,8 @@ TEST(EpRecovery, AReceiveWithAnotherHandleIsRefused) {
         ep::Group& group = checker.group();
         const Checker::Buffers& b = checker.buffers(0);
         const std::vector<std::int64_t> ids(8, -1);
-        group.dispatch_send({.tokens = 4, .rows = b.rows, .expert_ids = ids.data()}, group.handle(0));
+        group.dispatch_send({.tokens = 4, .rows = b.rows, .expert_ids = ids.data()},
+                            group.handle(0));
         try {
           group.dispatch_receive({b.y, b.ys}, group.handle(1));
           return "handle 1 was taken for handle 0";

@@ -75,7 +75,7 @@ TEST(EpStop, ASourceInTimeForAnotherBlockIsWaitedForOnce) {
   Alone a(2);
   a.shape.deadline_ns = 3'000'000'000;
   ep::Run r = a.run();
-  r.start = now_ns() - 2 * a.shape.deadline_ns;  // its waits are used up
+  r.start = now_ns() - 2 * a.shape.deadline_ns;                 // its waits are used up
   *at<std::uint64_t>(a.window.local, a.shape.verdict + 8) = 2;  // batch 0: in time
   const std::uint64_t start = now_ns();
   for (int row = 0; row < 3; ++row) EXPECT_FALSE(wait_for_source(r, 1, [] { return false; }));
@@ -102,7 +102,7 @@ TEST(EpStop, ReplaysThatGoPastTheBatchesInFlightAreInvalid) {
   std::vector<Alone::Wide> out(64);
   for (int i = 0; i < 3; ++i)
     c.calls.combine(c.target, c.comm, c.window, c.shape, {.rows = rows.data()}, {}, c.shape.handles,
-                Phase::send);
+                    Phase::send);
   EXPECT_EQ(static_cast<Status>(c.control().status), Status::invalid);
 }
 

@@ -360,8 +360,7 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
   }
   if (a.send) send_combine<kSum>(Run(comm, window, s, a.handle, sent, start, failed), a);
   if (a.receive) {
-    const std::uint64_t begun =
-        s.far_any ? load_relaxed<Scope::device>(&control->started) : start;
+    const std::uint64_t begun = s.far_any ? load_relaxed<Scope::device>(&control->started) : start;
     receive_combine(Run(comm, window, s, a.handle, received, begun, failed), a);
   }
   note_times(a.times, start);
