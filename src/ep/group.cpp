@@ -371,13 +371,13 @@ class Group::State {
     for (std::size_t r = 0; r < all.size(); ++r) {
       const std::string theirs(reinterpret_cast<const char*>(all[r].data()), all[r].size());
       if (theirs.empty() || theirs == text) continue;  // empty: a failed rank
-      throw Error(
-          Code::mismatch,
-          "ranks " + std::to_string(comm_.rank()) + " and " + std::to_string(r) +
-              " gave different ep::Configs: " + text + " and " + theirs +
-              " (experts, max_tokens, hidden, top_k, payload, scales, row_bytes, scale_bytes, "
-              "layout, capacity, batches_in_flight, handles, protocol, first_batch)",
-          "give all ranks the same");
+      std::string sentence = "ranks " + std::to_string(comm_.rank());
+      sentence.append(" and ").append(std::to_string(r)).append(" gave different ep::Configs: ");
+      sentence.append(text).append(" and ").append(theirs);
+      sentence.append(
+          " (experts, max_tokens, hidden, top_k, payload, scales, row_bytes, scale_bytes, "
+          "layout, capacity, batches_in_flight, handles, protocol, first_batch)");
+      throw Error(Code::mismatch, sentence, "give all ranks the same");
     }
   }
 

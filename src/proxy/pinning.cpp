@@ -76,7 +76,7 @@ std::vector<int> by_hwloc(int node) {
   if (hwloc.load(topology) == 0) {
     const int depth = hwloc.depth(topology, HWLOC_OBJ_NUMANODE);
     for (unsigned i = 0; i < hwloc.count(topology, depth); ++i) {
-      const hwloc_obj_t object = hwloc.object(topology, depth, i);
+      const hwloc_obj* const object = hwloc.object(topology, depth, i);
       if (!object || static_cast<int>(object->os_index) != node || !object->cpuset) continue;
       for (int cpu = hwloc.next(object->cpuset, -1); cpu >= 0;
            cpu = hwloc.next(object->cpuset, cpu))
