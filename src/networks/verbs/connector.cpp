@@ -24,8 +24,8 @@ namespace {
 using base::cat;
 
 constexpr int kMostStrangers = 64;  // accepted connections that have not said who they are
-constexpr std::chrono::milliseconds kStrangersPatience{
-    15000};  // a rank says it at once, unless it is stopped for seconds
+// A rank says it at once, unless it is stopped for seconds.
+constexpr std::chrono::milliseconds kStrangersPatience{8000};
 constexpr std::chrono::milliseconds kPause{100};
 constexpr const char* kSeeLog = "look at this rank's log and its memory, then start the job again";
 
