@@ -168,6 +168,7 @@ void checks() {
   s.tokens = {20, 11};
   scenario("proxy", 2, s, {{"MARROW_PATH", "proxy"}});
   scenario("gda", 2, s, {{"MARROW_PATH", "gda"}, {"MARROW_NIC", "softnic"}});
+  s.config.experts.assign(4, 64);
   scenario("lsa teams of 2", 4, s, {{"MARROW_LSA_SIZE", "2"}, {"MARROW_NIC", "softnic"}});
 }
 

@@ -53,6 +53,7 @@ class Group::State {
       : comm_(comm),
         launches_(launches(comm.place())),
         config_(checked(std::move(config), comm.nranks(), comm.place().on_gpu())) {
+    launches_.load(comm_.place());
     same_on_all();
     plan_ = plan_with_all();
     const int sms = launches_.processors(comm_.place());

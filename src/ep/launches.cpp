@@ -13,7 +13,8 @@ const Launches& launches(const Place& place) {
                                  run_report,
                                  [](const Place&) {},
                                  [](const Place&) { return false; },
-                                 [](const Place&) { return 0; }};
+                                 [](const Place&) { return 0; },
+                                 [](const Place&) {}};
   if (!place.on_gpu()) return kCpu;
 #if MARROW_WITH_CUDA
   return gpu_launches();

@@ -46,6 +46,9 @@ struct Launches {
   bool (*capturing)(const Place&);
   /// SMs of the place; 0: the CPU device.
   int (*processors)(const Place&);
+  /// Loads the kernels. CUDA would do so at their first launch, and wait for the GPU's running kernels then, which may
+  /// themselves wait for this launch: of another rank on this GPU, or, by a lock of CUDA's, on any GPU of the process.
+  void (*load)(const Place&);
 };
 
 /// @throws Error(unsupported) for a GPU when the library was built without nvcc

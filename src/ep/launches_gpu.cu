@@ -29,11 +29,33 @@ int processors(const Place& place) {
   return count;
 }
 
+void load(const Place& place) {
+  int before = place.device;
+  check(cudaGetDevice(&before), "asking for the current GPU");
+  check(cudaSetDevice(place.device), "using ep's GPU");
+  const auto kernel = [](auto* function) {
+    cudaFuncAttributes attributes{};
+    check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(function)),
+          "loading ep's kernels");
+  };
+  kernel(&dispatch_kernel<true>);
+  kernel(&dispatch_kernel<false>);
+  kernel(&combine_kernel<true>);
+  kernel(&combine_kernel<false>);
+  kernel(&place_kernel);
+  kernel(&far_put_kernel);
+  kernel(&far_wait_kernel);
+  kernel(&flush_kernel);
+  kernel(&reset_kernel);
+  kernel(&report_kernel);
+  check(cudaSetDevice(before), "using the GPU that was current before");
+}
+
 }  // namespace
 
 const Launches& gpu_launches() {
-  static constexpr Launches kGpu{run_dispatch, run_combine, run_flush, run_reset,
-                                 run_report,   synchronize, capturing, processors};
+  static constexpr Launches kGpu{run_dispatch, run_combine, run_flush,  run_reset, run_report,
+                                 synchronize,  capturing,   processors, load};
   return kGpu;
 }
 

@@ -87,7 +87,7 @@ bool GpuEngine::possible(const Options& options, std::string* why) {
 }
 
 GpuEngine::GpuEngine(Directory& directory, Regions& regions, Engine& lock, const Options& options,
-                     int device)
+                     int device, std::weak_ptr<Pinned>& directory_pin)
     : directory_(directory),
       regions_(regions),
       lock_(lock),
@@ -119,12 +119,14 @@ GpuEngine::GpuEngine(Directory& directory, Regions& regions, Engine& lock, const
   check(mailbox_pin_.pin(context_, mailbox_memory_.data(), mailbox_memory_.size()),
         "registering the GPU engine's mailbox with CUDA",
         "raise the limit of locked memory (ulimit -l)");
-  // The other engines of this process may have registered the directory before.
   void* const shared = &directory_.shared();
-  const cuda::Result pinned = directory_pin_.pin(context_, shared, sizeof(SharedDirectory));
-  if (pinned != cuda::Result::host_memory_already_registered) {
-    check(pinned, "registering softnic's directory with CUDA",
+  directory_pin_ = directory_pin.lock();
+  if (!directory_pin_) {
+    directory_pin_ = std::make_shared<Pinned>();
+    check(directory_pin_->pin(context_, shared, sizeof(SharedDirectory)),
+          "registering softnic's directory with CUDA",
           "raise the limit of locked memory (ulimit -l)");
+    directory_pin = directory_pin_;
   }
   launch_.mailbox = reinterpret_cast<gpu::Mailbox*>(cuda::seen_by_gpu(*context_, mailbox_));
   launch_.directory = reinterpret_cast<SharedDirectory*>(cuda::seen_by_gpu(*context_, shared));
@@ -161,7 +163,7 @@ void GpuEngine::leave() noexcept {
                 "kept");
     new (std::nothrow) cuda::VmmMapping(std::move(tables_memory_));
     mailbox_pin_.keep();
-    directory_pin_.keep();
+    directory_pin_->keep();
     new (std::nothrow) base::Mapping(std::move(mailbox_memory_));
     new (std::nothrow) std::map<std::uint32_t, Import>(std::move(imports_));
     return;

@@ -34,10 +34,28 @@ class GpuEngine final : public Regions::Watcher {
   /// Whether this build and machine can run one, else a sentence.
   static bool possible(const Options& options, std::string* why);
 
+  /// Pages registered with CUDA.
+  class Pinned {
+   public:
+    Pinned() = default;
+    ~Pinned();
+    Pinned(const Pinned&) = delete;
+    Pinned& operator=(const Pinned&) = delete;
+    /// @return what CUDA says
+    cuda::Result pin(std::shared_ptr<cuda::Context> context, void* pages, std::size_t bytes);
+    void keep() { pages_ = nullptr; }
+
+   private:
+    std::shared_ptr<cuda::Context> context_;
+    void* pages_ = nullptr;
+  };
+
   /// @param lock  whose ControlLock guards the job's tables
+  /// @param directory_pin  of the directory's pages; the job's first engine registers them, the last one to go gives them
+  ///   up: each one's block reads them to its end
   /// @throws Error(cuda | unsupported | out_of_memory)
   GpuEngine(Directory& directory, Regions& regions, Engine& lock, const Options& options,
-            int device);
+            int device, std::weak_ptr<Pinned>& directory_pin);
   /// Ends the block. Queues must have been removed.
   ~GpuEngine() override;
   GpuEngine(const GpuEngine&) = delete;
@@ -69,22 +87,6 @@ class GpuEngine final : public Regions::Watcher {
  private:
   void entered(const Region& region) override;
   void revoked(std::uint32_t key) noexcept override;
-
-  /// Pages registered with CUDA.
-  class Pinned {
-   public:
-    Pinned() = default;
-    ~Pinned();
-    Pinned(const Pinned&) = delete;
-    Pinned& operator=(const Pinned&) = delete;
-    /// @return what CUDA says; already registered by somebody else is theirs
-    cuda::Result pin(std::shared_ptr<cuda::Context> context, void* pages, std::size_t bytes);
-    void keep() { pages_ = nullptr; }
-
-   private:
-    std::shared_ptr<cuda::Context> context_;
-    void* pages_ = nullptr;
-  };
 
   struct Import {
     cuda::VmmMapping vmm;
@@ -129,7 +131,7 @@ class GpuEngine final : public Regions::Watcher {
   std::atomic<std::uint64_t> failures_{0};
   gpu::Launch launch_;
   Pinned mailbox_pin_;
-  Pinned directory_pin_;
+  std::shared_ptr<Pinned> directory_pin_;
 
   bool running_ = false;
   std::string broken_;  ///< why no command is sent any more

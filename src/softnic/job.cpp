@@ -31,7 +31,9 @@ GpuEngine& Job::gpu_engine(int device) {
   if (!descriptors_)
     descriptors_ = std::make_unique<DescriptorServer>(directory_, regions_, engine_);
   std::unique_ptr<GpuEngine>& found = gpu_engines_[device];
-  if (!found) found = std::make_unique<GpuEngine>(directory_, regions_, engine_, options_, device);
+  if (!found)
+    found = std::make_unique<GpuEngine>(directory_, regions_, engine_, options_, device,
+                                        directory_pin_);
   return *found;
 }
 

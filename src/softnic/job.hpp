@@ -47,6 +47,7 @@ class Job {
   std::uint32_t numbers_ = 0;
   Engine engine_;  // its thread uses all of the above
   std::unique_ptr<DescriptorServer> descriptors_;
+  std::weak_ptr<GpuEngine::Pinned> directory_pin_;
   std::map<int, std::unique_ptr<GpuEngine>> gpu_engines_;  // last: they use all of the above
 };
 

@@ -30,6 +30,7 @@ Scenario small(int ranks) {
   s.config.hidden = 144;  // the second group of channels is partial
   s.config.top_k = 3;
   s.config.deadline = std::chrono::seconds(30);
+  s.config.max_sms = sms_of_a_rank();
   s.tokens = {6, 3, 5, 1};
   s.batches = 2;
   return s;
@@ -439,6 +440,7 @@ TEST_P(EpCases, Case14_GraphsReplayedWithOtherInputs) {
     config.top_k = kK;
     config.payload = ep::Payload::bf16;
     config.deadline = std::chrono::seconds(30);
+    config.max_sms = sms_of_a_rank();
     ep::Group group(comm, config);
     Memory& memory = site.memory();
     auto* x = static_cast<std::uint16_t*>(memory.allocate(kM * kH * 2));

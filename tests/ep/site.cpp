@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <cstdlib>
+
 #include "thread_ranks.hpp"
 
 #ifndef MARROW_EP_UNORDERED
@@ -58,6 +61,12 @@ void run_ranks(const std::string& path, int ranks, const Body& body) {
     return wrong;
   });
   for (const std::string& result : results) EXPECT_EQ(result, "") << path << ", " << n << " ranks";
+  if (const std::string why = context_lost(); !why.empty()) {
+    // Whatever ran now would fail, too.
+    std::fprintf(stderr, "A kernel crashed in this test or at its end (%s): stopped here.\n",
+                 why.c_str());
+    std::_Exit(1);
+  }
 }
 
 void run_scenario(const std::string& path, int ranks, const Scenario& scenario) {

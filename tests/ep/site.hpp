@@ -23,9 +23,13 @@ class Site {
 };
 std::unique_ptr<Site> make_site(int rank);
 
-/// Ranks that there can be; a GPU each.
+/// Ranks that there can be. On GPUs MARROW_TEST_EP_RANKS a GPU, one by default.
 int most_ranks();
+/// ep::Config::max_sms of a rank: those of a GPU must fit on it together. 0: all.
+int sms_of_a_rank();
 bool on_gpus();
+/// Why nothing can run in this process any more (a kernel crashed), or nothing.
+std::string context_lost();
 /// Paths that the cases run over by default.
 std::vector<std::string> paths();
 

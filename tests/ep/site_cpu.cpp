@@ -18,7 +18,9 @@ class CpuSite final : public Site {
 
 std::unique_ptr<Site> make_site(int) { return std::make_unique<CpuSite>(); }
 int most_ranks() { return 64; }
+int sms_of_a_rank() { return 0; }
 bool on_gpus() { return false; }
+std::string context_lost() { return {}; }
 std::vector<std::string> paths() { return {"lsa", "gda", "proxy", "mixed", "teams"}; }
 
 }  // namespace marrow::ep_test

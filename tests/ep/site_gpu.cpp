@@ -2,6 +2,8 @@
 // Ranks as threads, a GPU each. Host code alone: the kernels are the library's.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <stdexcept>
 
 #include "ep/site.hpp"
@@ -12,6 +14,15 @@ namespace {
 void must(cudaError_t result, const char* what) {
   if (result != cudaSuccess)
     throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(result));
+}
+
+int gpus() {
+  int present = 0;
+  return cudaGetDeviceCount(&present) == cudaSuccess ? present : 0;
+}
+int ranks_of_a_gpu() {
+  const char* text = std::getenv("MARROW_TEST_EP_RANKS");
+  return text ? std::max(1, std::atoi(text)) : 1;
 }
 
 class GpuMemory final : public Memory {
@@ -42,8 +53,8 @@ class GpuMemory final : public Memory {
 
 class GpuSite final : public Site {
  public:
-  explicit GpuSite(int rank) : device_(rank) {
-    must(cudaSetDevice(rank), "cudaSetDevice");
+  explicit GpuSite(int rank) : device_(rank % gpus()) {
+    must(cudaSetDevice(device_), "cudaSetDevice");
     must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     memory_ = std::make_unique<GpuMemory>(stream_);
   }
@@ -79,11 +90,21 @@ class GpuSite final : public Site {
 }  // namespace
 
 std::unique_ptr<Site> make_site(int rank) { return std::make_unique<GpuSite>(rank); }
-int most_ranks() {
-  int present = 0;
-  return cudaGetDeviceCount(&present) == cudaSuccess ? present : 0;
-}
+int most_ranks() { return gpus() * ranks_of_a_gpu(); }
+int sms_of_a_rank() { return ranks_of_a_gpu() == 1 ? 0 : 100 / ranks_of_a_gpu(); }
 bool on_gpus() { return true; }
-std::vector<std::string> paths() { return {"lsa", "gda", "proxy", "alone"}; }
+std::string context_lost() {
+  for (int device = 0; device < gpus(); ++device) {
+    (void)cudaSetDevice(device);
+    if (const cudaError_t error = cudaFree(nullptr); error != cudaSuccess)
+      return "GPU " + std::to_string(device) + ": " + cudaGetErrorString(error);
+  }
+  return {};
+}
+std::vector<std::string> paths() {
+  std::vector<std::string> all{"lsa", "gda", "proxy", "alone"};
+  if (ranks_of_a_gpu() > 1) all.insert(all.end(), {"mixed", "teams"});
+  return all;
+}
 
 }  // namespace marrow::ep_test

@@ -1,0 +1,44 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# The cases of tests/ep on GPUs: every path in a process of its own, since a kernel that crashes takes its process's context
+# along; first a rank a GPU, then two, which has teams and mixed paths. Prints what fails and a line for each process.
+#   bench/gpu/ep_cases.sh BUILD [OUT]     BUILD: a build tree, or a folder with its programs
+#   RANKS="1 2"      ranks a GPU
+#   FILTER=Case06*   of the cases; default: all
+#   LIMIT=60         seconds a process
+#   MEMCHECK=FILTER  these under compute-sanitizer memcheck, too (a rank a GPU)
+set -u
+build=${1:?usage: bench/gpu/ep_cases.sh BUILD [OUT]}
+out=${2:-ep-cases}
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$out"
+# shellcheck source=bench/gpu/programs.sh
+. "$here/programs.sh"
+program=$(find_program ep_cases_gpu)
+export LD_LIBRARY_PATH=$build:$build/src:${LD_LIBRARY_PATH:-}
+failed=0
+# run NAME LIMIT COMMAND...: the output to OUT/NAME.txt, its last words here.
+run() {
+  local name=$1 limit=$2 log=$out/$1.txt start=$SECONDS code=0
+  shift 2
+  timeout "$limit" "$@" >"$log" 2>&1 || code=$?
+  printf '%-24s exit %-3d %3d s  %s passed, %s skipped, %s failed\n' "$name" "$code" $((SECONDS - start)) \
+    "$(grep -c '^\[       OK' "$log")" "$(grep -c '^\[  SKIPPED \].*ms)' "$log")" "$(grep -c '^\[  FAILED  \].*ms)' "$log")"
+  [ $code = 0 ] && return
+  failed=1
+  grep -E '^\[  FAILED|rank |threw|crashed|=========|WARN' "$log" | head -20
+  [ $code = 124 ] && tail -2 "$log"
+}
+for ranks in ${RANKS:-1 2}; do
+  paths="lsa gda proxy alone"
+  [ "$ranks" -gt 1 ] && paths="$paths mixed teams"
+  for path in $paths; do
+    MARROW_TEST_EP_RANKS=$ranks run "$path-$ranks" "${LIMIT:-60}" "$program" "--gtest_filter=*${FILTER:-}*/$path"
+  done
+done
+if [ -n "${MEMCHECK:-}" ]; then
+  for path in lsa gda proxy; do
+    run "memcheck-$path" "${LIMIT:-60}" compute-sanitizer --error-exitcode 9 "$program" "--gtest_filter=$MEMCHECK/$path"
+  done
+fi
+exit $failed
