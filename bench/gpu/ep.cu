@@ -46,6 +46,9 @@ class GpuMemory : public ep_test::Memory {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "download");
     check(cudaStreamSynchronize(stream_), "download");
   }
+  void poison(void* at, std::size_t bytes) override {
+    check(cudaMemsetAsync(at, 0xff, bytes, stream_), "poison");
+  }
 
  private:
   cudaStream_t stream_;

@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch and combine against a plain reference, bit for bit, on whatever memory the place has: one body for the
-// CPU device's tests and the GPU's. Inputs come from a hash of (seed, batch, rank, token, ...), so each rank can work out what
-// every other one sends.
+// Dispatch and combine against the script of script.hpp, bit for bit, on whatever memory the place has: one body for the
+// CPU device's tests and the GPU's. Outputs are poisoned before each call, and what may not be written must still be so.
 #pragma once
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <string>
-#include <vector>
+#include <atomic>
 
-#include "marrow/ep.hpp"
+#include "ep/script.hpp"
 
 namespace marrow::ep_test {
 
@@ -22,6 +16,8 @@ class Memory {
   virtual void* allocate(std::size_t bytes) = 0;  ///< lives as long as this object
   virtual void upload(void* to, const void* from, std::size_t bytes) = 0;
   virtual void download(void* to, const void* from, std::size_t bytes) = 0;
+  /// All bytes 0xff.
+  virtual void poison(void* at, std::size_t bytes) = 0;
 };
 
 class HostMemory : public Memory {
@@ -34,6 +30,7 @@ class HostMemory : public Memory {
     if (bytes) std::memcpy(to, from, bytes);
   }
   void download(void* to, const void* from, std::size_t bytes) override { upload(to, from, bytes); }
+  void poison(void* at, std::size_t bytes) override { std::memset(at, 0xff, bytes); }
 
  private:
   struct alignas(16) Wide {
@@ -42,125 +39,15 @@ class HostMemory : public Memory {
   std::vector<std::vector<Wide>> blocks_;
 };
 
-struct Scenario {
-  ep::Config config;
-  std::vector<int>
-      tokens;  ///< of each rank; batch b uses tokens[(rank + b) % size] capped at max_tokens
-  std::uint64_t seed = 1;
-  int batches = 2;
-  double absent = 0.1;     ///< share of -1 among the choices
-  double duplicate = 0.0;  ///< ... of repetitions
-  double foreign = 0.0;    ///< ... of ids that are no expert
-  bool hot = false;        ///< everything to expert 0 and 1 first
-  bool split = false;      ///< send and receive apart, F batches in flight
-  bool weighted = true;
-  void* stream = nullptr;
-  /// Who chose what, in place of the generator: (rank, batch, token, k).
-  std::function<std::int64_t(int, int, int, int)> route;
-  /// Called before each call on the Group: (batch, step); steps: 0 send, 1 receive, 2 combine, 3 its receive.
-  std::function<void(int, int)> before;
-  /// Ranks that the survivors agreed to have failed: nothing comes from them, their experts give nothing.
-  std::vector<bool> failed;
-  bool combines = true;
-};
-
-inline std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
-  std::uint64_t x = a * 0x9e3779b97f4a7c15ull + b + 0x632be59bd9b4e019ull;
-  x ^= x >> 30;
-  x *= 0xbf58476d1ce4e5b9ull;
-  x ^= x >> 27;
-  x *= 0x94d049bb133111ebull;
-  return x ^ x >> 31;
-}
-inline double unit(std::uint64_t x) { return static_cast<double>(x >> 11) * 0x1p-53; }
-inline float float_from(std::uint32_t bits) {
-  float f;
-  std::memcpy(&f, &bits, 4);
-  return f;
-}
-inline std::uint32_t bits_from(float f) {
-  std::uint32_t b;
-  std::memcpy(&b, &f, 4);
-  return b;
-}
-inline float from_bf16(std::uint16_t h) { return float_from(static_cast<std::uint32_t>(h) << 16); }
-inline std::uint16_t to_bf16(float f) {
-  if (std::isnan(f)) return 0x7fff;
-  const std::uint32_t b = bits_from(f);
-  const std::uint32_t low = b & 0xffff;
-  std::uint32_t high = b >> 16;
-  if (low > 0x8000 || (low == 0x8000 && (high & 1))) ++high;
-  return static_cast<std::uint16_t>(high);
-}
-/// A number of about -8 .. 8, some exact zeros.
-inline std::uint16_t random_bf16(std::uint64_t x) {
-  if ((x & 63) == 0) return 0;
-  return to_bf16(static_cast<float>((unit(mix(x, 1)) - 0.5) * 16));
-}
-
-inline double e4m3_value(int code) {  // 0 .. 0x7e
-  const int exponent = code >> 3;
-  const int fraction = code & 7;
-  return exponent ? std::ldexp(1.0 + fraction / 8.0, exponent - 7) : std::ldexp(fraction / 8.0, -6);
-}
-/// By search through all values.
-inline std::uint8_t to_e4m3(float x) {
-  if (std::isnan(x) || std::isinf(x)) return 0x7f;
-  const double size = std::fabs(static_cast<double>(x));
-  int low = 0;
-  int high = 0x7e;
-  if (size >= e4m3_value(high)) {
-    low = high;
-  } else {
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (e4m3_value(middle) <= size ? low : high) = middle;
-    }
-    const double below = size - e4m3_value(low);
-    const double above = e4m3_value(high) - size;
-    if (above < below || (above == below && high % 2 == 0)) low = high;
-  }
-  return static_cast<std::uint8_t>(low | (std::signbit(x) ? 0x80 : 0));
-}
-
-class Checker {
+class Checker : public Script {
  public:
-  Checker(Communicator& comm, Scenario scenario, Memory& memory)
-      : s_(std::move(scenario)),
-        comm_(comm),
-        group_(comm, s_.config),
-        c_(group_.config()),
-        memory_(memory) {
-    const std::size_t M = static_cast<std::size_t>(c_.max_tokens);
-    const std::size_t K = static_cast<std::size_t>(c_.top_k);
-    for (int e : c_.experts) {
-      first_.push_back(experts_);
-      experts_ += e;
-    }
-    ranks_ = static_cast<int>(c_.experts.size());
-    in_row_ =
-        c_.payload == ep::Payload::opaque ? c_.row_bytes : static_cast<std::size_t>(c_.hidden) * 2;
-    rank_major_ = c_.layout == ep::Layout::rank_major;
-    out_rows_ = rank_major_ ? static_cast<std::size_t>(ranks_) * M
-                            : static_cast<std::size_t>(group_.local_experts()) * group_.capacity();
-    const int lanes = c_.batches_in_flight;
-    for (int f = 0; f < lanes; ++f) {
-      Buffers b;
-      b.rows = memory.allocate(M * in_row_);
-      b.scales = memory.allocate(M * c_.scale_bytes + 4);
-      b.ids = static_cast<std::int64_t*>(memory.allocate(M * K * 8));
-      b.weights = static_cast<float*>(memory.allocate(M * K * 4));
-      b.y = memory.allocate(out_rows_ * group_.row_bytes() + 16);
-      b.ys = memory.allocate(out_rows_ * group_.scale_bytes() + 16);
-      b.z = memory.allocate(out_rows_ * static_cast<std::size_t>(c_.hidden) * 2 + 16);
-      b.out = memory.allocate(M * static_cast<std::size_t>(c_.hidden) * 2 + 16);
-      buffers_.push_back(b);
-    }
-  }
+  /// Bytes behind an output that must stay as they were.
+  static constexpr std::size_t kGuard = 256;
+
+  Checker(Communicator& comm, const Scenario& scenario, Memory& memory)
+      : Checker(comm, scenario, memory, ep::Group(comm, scenario.config)) {}
 
   ep::Group& group() { return group_; }
-
-  Scenario& scenario() { return s_; }
 
   /// All batches. @return what is wrong first, or nothing
   std::string run() { return run(0, s_.batches); }
@@ -185,7 +72,7 @@ class Checker {
       for (const ep::CombineMode mode : {ep::CombineMode::exact, ep::CombineMode::fast}) {
         for (int i = 0; i < n; ++i) {
           step(from + i, 2);
-          poison(buffers_[i].out, static_cast<std::size_t>(c_.max_tokens) * c_.hidden * 2);
+          memory_.poison(buffers_[i].out, out_bytes());
           const ep::CombineInput in{.rows = buffers_[i].z, .mode = mode, .weighted = s_.weighted};
           if (s_.split) {
             group_.combine_send(in, handle(from + i), s_.stream);
@@ -207,71 +94,6 @@ class Checker {
     return {};
   }
 
-  // What rank r's router chose and what is in its rows.
-  int tokens(int rank, int batch) const {
-    if (lost(rank)) return 0;
-    const int n = s_.tokens[static_cast<std::size_t>(rank + batch) % s_.tokens.size()];
-    return std::min(n, c_.max_tokens);
-  }
-  std::int64_t raw_id(int rank, int batch, int token, int k) const {
-    if (s_.route) return s_.route(rank, batch, token, k);
-    const std::uint64_t x = mix(mix(mix(mix(s_.seed, batch), rank), token), k + 100);
-    const double dice = unit(x);
-    if (dice < s_.absent) return -1;
-    if (dice < s_.absent + s_.foreign) return x & 1 ? experts_ + static_cast<int>(x >> 1 & 7) : -2;
-    if (k > 0 && dice < s_.absent + s_.foreign + s_.duplicate) return raw_id(rank, batch, token, 0);
-    if (s_.hot && k < 2) return k;
-    return static_cast<std::int64_t>(mix(x, 5) % static_cast<unsigned>(experts_));
-  }
-  /// Without ignored choices. (Random ids may repeat by chance, too.)
-  std::vector<int> ids(int rank, int batch, int token) const {
-    std::vector<int> ids;
-    for (int k = 0; k < c_.top_k; ++k) {
-      const std::int64_t id = raw_id(rank, batch, token, k);
-      bool good = id >= 0 && id < experts_;
-      for (int other = 0; other < k && good; ++other)
-        good = raw_id(rank, batch, token, other) != id;
-      ids.push_back(good ? static_cast<int>(id) : -1);
-    }
-    return ids;
-  }
-  float weight(int rank, int batch, int token, int k) const {
-    return static_cast<float>(unit(mix(mix(mix(mix(s_.seed, batch), rank), token), k + 500)));
-  }
-  std::uint64_t row_seed(int rank, int batch, int token) const {
-    return mix(mix(mix(s_.seed + 7, batch), rank), token);
-  }
-  std::vector<std::uint16_t> row(int rank, int batch, int token) const {
-    std::vector<std::uint16_t> row(in_row_ / 2);
-    const std::uint64_t seed = row_seed(rank, batch, token);
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      const std::uint64_t x = mix(seed, i);
-      row[i] = c_.payload == ep::Payload::opaque ? static_cast<std::uint16_t>(x) : random_bf16(x);
-      // Words that end a cell and look like "nothing here" must pass.
-      if (c_.payload != ep::Payload::fp8 && i % 8 >= 6 && (seed + i / 8) % 3 == 0) row[i] = 0xffff;
-    }
-    if (c_.payload == ep::Payload::fp8 && row.size() >= 256 && token % 5 == 1) {
-      for (std::size_t i = 0; i < 128; ++i) row[i] = 0;  // a group of zeros
-      row[130] = 0x7fc1;                                 // NaN
-      if (token % 2) row[131] = 0x7f80;                  // infinity
-    }
-    return row;
-  }
-  std::vector<std::uint8_t> opaque_scales(int rank, int batch, int token) const {
-    std::vector<std::uint8_t> bytes(c_.payload == ep::Payload::opaque ? c_.scale_bytes : 0);
-    for (std::size_t i = 0; i < bytes.size(); ++i)
-      bytes[i] = static_cast<std::uint8_t>(
-          mix(row_seed(rank, batch, token) + 99, i) % 5 ? mix(i, rank) : 0xff);
-    return bytes;
-  }
-  /// What expert `id` makes of a token: channel i.
-  std::uint16_t expert_output(int id, int batch, int slot, int i) const {
-    const std::uint64_t expert = mix(mix(s_.seed + 31, id * 1000 + batch), slot);
-    // Words that end a cell and look like "nothing here": NaNs that must arrive as NaNs.
-    if (i % 8 >= 6 && mix(expert, i / 8) % 41 == 0) return 0xffff;
-    return random_bf16(mix(expert, i));
-  }
-
   struct Buffers {
     void *rows, *scales, *y, *ys, *z, *out;
     std::int64_t* ids;
@@ -279,19 +101,7 @@ class Checker {
   };
   const Buffers& buffers(int lane) const { return buffers_[static_cast<std::size_t>(lane)]; }
 
- private:
-  bool lost(int rank) const { return !s_.failed.empty() && s_.failed[rank]; }
-  void step(int batch, int which) {
-    if (s_.before) s_.before(batch, which);
-  }
-
-  ep::Handle handle(int batch) const { return group_.handle(batch % c_.handles); }
-
-  void poison(void* at, std::size_t bytes) {
-    const std::vector<std::uint8_t> ones(bytes, 0xff);
-    memory_.upload(at, ones.data(), bytes);
-  }
-
+  /// Sends batch `batch`: dispatch, or its first half.
   void send(int batch, int lane) {
     const Buffers& b = buffers_[lane];
     const int rank = comm_.rank();
@@ -300,10 +110,12 @@ class Checker {
     std::vector<float> all_weights;
     std::vector<std::uint8_t> rows;
     std::vector<std::uint8_t> scales;
+    rows.resize(static_cast<std::size_t>(T) * in_row_);
+    spread(static_cast<std::size_t>(T), in_row_, [&](std::size_t t) {
+      const std::vector<std::uint16_t> r = row(rank, batch, static_cast<int>(t));
+      std::memcpy(rows.data() + t * in_row_, r.data(), in_row_);
+    });
     for (int t = 0; t < T; ++t) {
-      const std::vector<std::uint16_t> r = row(rank, batch, t);
-      const auto* bytes = reinterpret_cast<const std::uint8_t*>(r.data());
-      rows.insert(rows.end(), bytes, bytes + in_row_);
       const std::vector<std::uint8_t> sc = opaque_scales(rank, batch, t);
       scales.insert(scales.end(), sc.begin(), sc.end());
       const std::vector<int> good = ids(rank, batch, t);
@@ -317,8 +129,8 @@ class Checker {
     memory_.upload(b.scales, scales.data(), scales.size());
     memory_.upload(b.ids, all_ids.data(), all_ids.size() * 8);
     memory_.upload(b.weights, all_weights.data(), all_weights.size() * 4);
-    poison(b.y, out_rows_ * group_.row_bytes());
-    poison(b.ys, out_rows_ * group_.scale_bytes());
+    memory_.poison(b.y, out_rows_ * group_.row_bytes() + kGuard);
+    memory_.poison(b.ys, out_rows_ * group_.scale_bytes() + kGuard);
     const ep::DispatchInput in{
         .tokens = T, .rows = b.rows, .scales = b.scales, .expert_ids = b.ids, .weights = b.weights};
     step(batch, 0);
@@ -329,6 +141,202 @@ class Checker {
     }
   }
 
+  std::string check_dispatch(int batch, int lane) {
+    const Buffers& b = buffers_[lane];
+    const ep::Handle h = handle(batch);
+    const int me = comm_.rank();
+    const int L = group_.local_experts();
+    const auto C = static_cast<std::size_t>(group_.capacity());
+    const auto M = static_cast<std::size_t>(c_.max_tokens);
+    const auto K = static_cast<std::size_t>(c_.top_k);
+    const std::size_t per = rank_major_ ? M : C;
+    const auto columns = static_cast<std::size_t>(rank_major_ ? ranks_ : L);
+    const std::string where =
+        "rank " + std::to_string(me) + " batch " + std::to_string(batch) + ": ";
+    // Where each row must be.
+    struct Token {
+      int from, token;
+      std::vector<int> list;
+      std::vector<std::size_t> rows;  ///< in the output
+      std::vector<int> choices;       ///< expert-major: of rows
+    };
+    std::vector<Token> all;
+    std::vector<std::size_t> next(columns, 0);
+    for (int from = 0; from < ranks_; ++from) {
+      for (int token = 0; token < tokens(from, batch); ++token) {
+        Token t{from, token, ids(from, batch, token), {}, {}};
+        for (int k = 0; k < c_.top_k; ++k) {
+          const int l = t.list[k] - first_[me];
+          if (l < 0 || l >= L) continue;
+          if (rank_major_) {
+            if (t.rows.empty()) t.rows.push_back(static_cast<std::size_t>(from) * M + next[from]++);
+          } else if (const std::size_t i = next[l]++; i < C) {
+            t.rows.push_back(static_cast<std::size_t>(l) * C + i);
+            t.choices.push_back(k);
+          }
+        }
+        if (!t.rows.empty()) all.push_back(std::move(t));
+      }
+    }
+    const auto counts = fetch(h.counts, columns);
+    for (std::size_t l = 0; l < columns; ++l) {
+      const std::size_t want = std::min(next[l], per);
+      if (static_cast<std::size_t>(counts[l]) != want)
+        return where + "count " + std::to_string(l) + " is " + std::to_string(counts[l]) +
+               ", expected " + std::to_string(want);
+      next[l] = want;
+    }
+    // Large outputs: of each expert the rows that are there and one more.
+    const std::size_t row_bytes = group_.row_bytes();
+    const bool whole = out_rows_ * row_bytes <= (std::size_t{8} << 20);
+    std::vector<std::vector<std::uint8_t>> y(columns);
+    for (std::size_t l = 0; l < columns; ++l) {
+      const std::size_t n = whole ? per : std::min(per, next[l] + 1);
+      y[l] = fetch(static_cast<const std::uint8_t*>(b.y) + l * per * row_bytes, n * row_bytes);
+      if (!poisoned(y[l].data() + next[l] * row_bytes, y[l].data() + y[l].size()))
+        return where + "a row of expert " + std::to_string(l) + " past its count was written";
+    }
+    const std::size_t words = group_.scale_bytes() / 4;
+    const auto ys = fetch(static_cast<const std::uint32_t*>(b.ys), out_rows_ * words);
+    const auto scale_at = [&](std::size_t row, std::size_t g) {
+      return c_.scale_order == ep::ScaleOrder::column_major
+                 ? (row / per * words + g) * per + row % per
+                 : row * words + g;
+    };
+    for (std::size_t row = 0; row < out_rows_; ++row) {
+      if (row % per < next[row / per]) continue;
+      for (std::size_t g = 0; g < words; ++g)
+        if (ys[scale_at(row, g)] != 0xffffffffu)
+          return where + "a scale of row " + std::to_string(row) + ", past the count, was written";
+    }
+    const auto guard = [&](const void* at) {
+      const auto bytes = fetch(static_cast<const std::uint8_t*>(at), kGuard);
+      return poisoned(bytes.data(), bytes.data() + kGuard);
+    };
+    if (!guard(static_cast<const std::byte*>(b.y) + out_rows_ * row_bytes) ||
+        !guard(static_cast<const std::byte*>(b.ys) + out_rows_ * words * 4))
+      return where + "bytes behind the output were written";
+    const auto source = fetch(h.source, out_rows_);
+    const auto weights = fetch(h.weights, rank_major_ ? out_rows_ * K : out_rows_);
+    std::vector<std::int32_t> choices;
+    if (rank_major_) choices = fetch(h.expert_ids, out_rows_ * K);
+    const auto check_row = [&](const Token& t, std::size_t row,
+                               const std::vector<std::uint8_t>& bytes,
+                               const std::vector<std::uint32_t>& scales) -> std::string {
+      const int slot = t.from * c_.max_tokens + t.token;
+      const std::string which = where + "row " + std::to_string(row) + " ";
+      if (source[row] != slot)
+        return which + "comes from slot " + std::to_string(source[row]) + ", expected " +
+               std::to_string(slot);
+      const std::uint8_t* at = y[row / per].data() + row % per * row_bytes;
+      if (std::memcmp(at, bytes.data(), bytes.size()) != 0)
+        return which + "of slot " + std::to_string(slot) + ": wrong bytes " +
+               wrong_bytes(at, bytes);
+      for (std::size_t g = 0; g < scales.size(); ++g)
+        if (ys[scale_at(row, g)] != scales[g])
+          return which + "scale " + std::to_string(g) + " is " +
+                 std::to_string(ys[scale_at(row, g)]) + ", expected " + std::to_string(scales[g]);
+      return {};
+    };
+    return first_wrong(all.size(), static_cast<std::size_t>(c_.hidden), [&](std::size_t i) {
+      const Token& t = all[i];
+      std::vector<std::uint8_t> bytes;
+      std::vector<std::uint32_t> scales;
+      expected_row(t.from, batch, t.token, &bytes, &scales);
+      for (std::size_t n = 0; n < t.rows.size(); ++n) {
+        const std::size_t row = t.rows[n];
+        if (std::string wrong = check_row(t, row, bytes, scales); !wrong.empty()) return wrong;
+        if (!rank_major_) {
+          if (weights[row] != weight(t.from, batch, t.token, t.choices[n]))
+            return where + "a wrong weight";
+          continue;
+        }
+        for (std::size_t k = 0; k < K; ++k) {
+          const int l = t.list[k] - first_[me];
+          const bool ours = l >= 0 && l < L;
+          if (choices[row * K + k] != (ours ? l : -1)) return where + "a wrong local expert";
+          if (weights[row * K + k] !=
+              (ours ? weight(t.from, batch, t.token, static_cast<int>(k)) : 0.0f))
+            return where + "a wrong weight of a choice";
+        }
+      }
+      return std::string();
+    });
+  }
+
+  std::string check_combine(int batch, int lane, ep::CombineMode mode) {
+    const int me = comm_.rank();
+    const auto H = static_cast<std::size_t>(c_.hidden);
+    const auto T = static_cast<std::size_t>(tokens(me, batch));
+    const auto out = fetch(static_cast<const std::uint16_t*>(buffers_[lane].out), out_bytes() / 2);
+    if (!poisoned(reinterpret_cast<const std::uint8_t*>(out.data() + T * H),
+                  reinterpret_cast<const std::uint8_t*>(out.data() + out.size())))
+      return "rank " + std::to_string(me) + ": combine wrote past its tokens";
+    return first_wrong(T, H * static_cast<std::size_t>(c_.top_k), [&](std::size_t t) {
+      std::vector<float> exact;
+      std::vector<double> bound;
+      const std::vector<float> sum = combined(me, batch, static_cast<int>(t), mode, &exact, &bound);
+      for (std::size_t i = 0; i < H; ++i) {
+        const std::uint16_t got = out[t * H + i];
+        if (got != to_bf16(sum[i]))
+          return "rank " + std::to_string(me) + " batch " + std::to_string(batch) + " token " +
+                 std::to_string(t) + " channel " + std::to_string(i) + ": combine gave " +
+                 std::to_string(from_bf16(got)) + ", expected " + std::to_string(sum[i]);
+        if (!rank_major_ && mode == ep::CombineMode::fast && !s_.wild &&
+            std::fabs(from_bf16(got) - exact[i]) > bound[i])
+          return std::string("combine fast is further from exact than its bound");
+      }
+      return std::string();
+    });
+  }
+
+ private:
+  Checker(Communicator& comm, const Scenario& scenario, Memory& memory, ep::Group group)
+      : Script(scenario, group.config()), comm_(comm), group_(std::move(group)), memory_(memory) {
+    const std::size_t M = static_cast<std::size_t>(c_.max_tokens);
+    const std::size_t K = static_cast<std::size_t>(c_.top_k);
+    out_rows_ = rank_major_ ? static_cast<std::size_t>(ranks_) * M
+                            : static_cast<std::size_t>(group_.local_experts()) * group_.capacity();
+    for (int f = 0; f < c_.batches_in_flight; ++f) {
+      Buffers b;
+      b.rows = memory.allocate(M * in_row_);
+      b.scales = memory.allocate(M * c_.scale_bytes + 4);
+      b.ids = static_cast<std::int64_t*>(memory.allocate(M * K * 8));
+      b.weights = static_cast<float*>(memory.allocate(M * K * 4));
+      b.y = memory.allocate(out_rows_ * group_.row_bytes() + kGuard);
+      b.ys = memory.allocate(out_rows_ * group_.scale_bytes() + kGuard);
+      b.z = memory.allocate(out_rows_ * static_cast<std::size_t>(c_.hidden) * 2 + 16);
+      b.out = memory.allocate(M * static_cast<std::size_t>(c_.hidden) * 2 + kGuard);
+      buffers_.push_back(b);
+    }
+  }
+
+  void step(int batch, int which) {
+    if (s_.before) s_.before(batch, which);
+  }
+
+  ep::Handle handle(int batch) const { return group_.handle(batch % c_.handles); }
+
+  static bool poisoned(const std::uint8_t* from, const std::uint8_t* to) {
+    return std::all_of(from, to, [](std::uint8_t byte) { return byte == 0xff; });
+  }
+  /// Of an output of combine that is looked at: rows of tokens there can be in this scenario, and what is behind them.
+  std::size_t out_bytes() const {
+    int most = 0;
+    for (int n : s_.tokens) most = std::max(most, std::min(n, c_.max_tokens));
+    return static_cast<std::size_t>(most) * static_cast<std::size_t>(c_.hidden) * 2 + kGuard;
+  }
+
+  /// What wrong(i) says first, i = 0 .. n-1.
+  template <class Wrong>
+  static std::string first_wrong(std::size_t n, std::size_t each, Wrong&& wrong) {
+    std::vector<std::string> found(n);
+    spread(n, each, [&](std::size_t i) { found[i] = wrong(i); });
+    for (std::string& text : found)
+      if (!text.empty()) return std::move(text);
+    return {};
+  }
+
   template <class T>
   std::vector<T> fetch(const T* from, std::size_t n) {
     std::vector<T> values(n);
@@ -336,52 +344,13 @@ class Checker {
     return values;
   }
 
-  /// A row as it must come out, and its scales.
-  void expected_row(int source, int batch, int token, std::vector<std::uint8_t>* out,
-                    std::vector<std::uint32_t>* scales) const {
-    const std::vector<std::uint16_t> in = row(source, batch, token);
-    out->clear();
-    scales->clear();
-    if (c_.payload != ep::Payload::fp8) {
-      const auto* bytes = reinterpret_cast<const std::uint8_t*>(in.data());
-      out->assign(bytes, bytes + in_row_);
-      const std::vector<std::uint8_t> sc = opaque_scales(source, batch, token);
-      scales->resize(sc.size() / 4);
-      if (!sc.empty()) std::memcpy(scales->data(), sc.data(), sc.size());
-      return;
-    }
-    std::vector<std::uint32_t> powers;
-    for (std::size_t group = 0; group < in.size(); group += 128) {
-      const std::size_t end = std::min(in.size(), group + 128);
-      float amax = 1e-4f;
-      for (std::size_t i = group; i < end; ++i) amax = std::fmax(amax, std::fabs(from_bf16(in[i])));
-      float scale = amax * (1.0f / 448.0f);
-      float factor = 448.0f / amax;
-      if (c_.scales != ep::Scales::f32) {
-        int e = 0;
-        const float fraction = std::isinf(scale) ? 0 : std::frexp(scale, &e);  // 0.5 .. 1
-        if (fraction == 0.5f) --e;
-        scale = std::isinf(scale) ? scale : std::ldexp(1.0f, e);
-        factor = std::isinf(scale) ? 0.0f : std::ldexp(1.0f, -e);
-        powers.push_back(std::isinf(scale) ? 255 : static_cast<std::uint32_t>(e + 127));
-      }
-      for (std::size_t i = group; i < end; ++i) out->push_back(to_e4m3(from_bf16(in[i]) * factor));
-      scales->push_back(bits_from(scale));
-    }
-    if (c_.scales == ep::Scales::ue8m0) {
-      scales->assign((powers.size() + 3) / 4, 0);
-      for (std::size_t g = 0; g < powers.size(); ++g) (*scales)[g / 4] |= powers[g] << (g % 4 * 8);
-    }
-  }
-
- public:
   /// Ranges of bytes of a row that are not as expected.
-  static std::string wrong_bytes(const std::vector<std::uint8_t>& y, std::size_t index,
+  static std::string wrong_bytes(const std::uint8_t* row,
                                  const std::vector<std::uint8_t>& expected) {
     std::string text;
     std::size_t from = expected.size();
     for (std::size_t i = 0; i <= expected.size() && text.size() < 100; ++i) {
-      const bool wrong = i < expected.size() && y[index * expected.size() + i] != expected[i];
+      const bool wrong = i < expected.size() && row[i] != expected[i];
       if (wrong && from > i) from = i;
       if (wrong || from >= i) continue;
       text += " " + std::to_string(from) + "-" + std::to_string(i - 1);
@@ -390,206 +359,33 @@ class Checker {
     return text;
   }
 
-  std::string check_dispatch(int batch, int lane) {
-    const ep::Handle h = handle(batch);
-    const int me = comm_.rank();
-    const int L = group_.local_experts();
-    const auto C = static_cast<std::size_t>(group_.capacity());
-    const int M = c_.max_tokens;
-    const auto y =
-        fetch(static_cast<const std::uint8_t*>(buffers_[lane].y), out_rows_ * group_.row_bytes());
-    const auto ys = fetch(static_cast<const std::uint32_t*>(buffers_[lane].ys),
-                          out_rows_ * group_.scale_bytes() / 4);
-    const auto counts = fetch(h.counts, static_cast<std::size_t>(rank_major_ ? ranks_ : L));
-    const auto source = fetch(h.source, out_rows_);
-    const auto weights =
-        fetch(h.weights, rank_major_ ? out_rows_ * static_cast<std::size_t>(c_.top_k) : out_rows_);
-    std::vector<std::int32_t> choices;
-    if (rank_major_) choices = fetch(h.expert_ids, out_rows_ * static_cast<std::size_t>(c_.top_k));
-    const std::string where =
-        "rank " + std::to_string(me) + " batch " + std::to_string(batch) + ": ";
-    std::vector<std::uint8_t> bytes;
-    std::vector<std::uint32_t> scales;
-    const auto check_row = [&](std::size_t index, int from, int token) -> std::string {
-      if (source[index] != from * M + token)
-        return where + "row " + std::to_string(index) + " comes from slot " +
-               std::to_string(source[index]) + ", expected " + std::to_string(from * M + token);
-      expected_row(from, batch, token, &bytes, &scales);
-      for (std::size_t i = 0; i < bytes.size(); ++i) {
-        if (y[index * bytes.size() + i] != bytes[i])
-          return where + "row " + std::to_string(index) + " of slot " +
-                 std::to_string(source[index]) + " byte " + std::to_string(i) + " is " +
-                 std::to_string(y[index * bytes.size() + i]) + ", expected " +
-                 std::to_string(bytes[i]) + "; wrong bytes: " + wrong_bytes(y, index, bytes);
-      }
-      const std::size_t per = rank_major_ ? static_cast<std::size_t>(M) : C;
-      for (std::size_t g = 0; g < scales.size(); ++g) {
-        const std::size_t at = c_.scale_order == ep::ScaleOrder::column_major
-                                   ? (index / per * scales.size() + g) * per + index % per
-                                   : index * scales.size() + g;
-        if (ys[at] != scales[g])
-          return where + "row " + std::to_string(index) + " scale " + std::to_string(g) + " is " +
-                 std::to_string(ys[at]) + ", expected " + std::to_string(scales[g]);
-      }
-      return {};
-    };
-    std::vector<std::size_t> next(static_cast<std::size_t>(std::max(L, ranks_)), 0);
-    for (int from = 0; from < ranks_; ++from) {
-      for (int token = 0; token < tokens(from, batch); ++token) {
-        const std::vector<int> list = ids(from, batch, token);
-        std::size_t row_index = 0;
-        bool any = false;
-        for (int k = 0; k < c_.top_k; ++k) {
-          const int l = list[k] - first_[me];
-          if (l < 0 || l >= L) continue;
-          if (rank_major_) {
-            if (!any) row_index = static_cast<std::size_t>(from) * M + next[from]++;
-            any = true;
-            continue;
-          }
-          const std::size_t i = next[l]++;
-          if (i >= C) continue;
-          const std::size_t index = static_cast<std::size_t>(l) * C + i;
-          if (std::string wrong = check_row(index, from, token); !wrong.empty()) return wrong;
-          if (weights[index] != weight(from, batch, token, k)) return where + "a wrong weight";
-        }
-        if (!any) continue;
-        if (std::string wrong = check_row(row_index, from, token); !wrong.empty()) return wrong;
-        for (int k = 0; k < c_.top_k; ++k) {
-          const int l = list[k] - first_[me];
-          const bool ours = l >= 0 && l < L;
-          const std::size_t at = row_index * static_cast<std::size_t>(c_.top_k) + k;
-          if (choices[at] != (ours ? l : -1)) return where + "a wrong local expert";
-          if (weights[at] != (ours ? weight(from, batch, token, k) : 0.0f))
-            return where + "a wrong weight of a choice";
-        }
-      }
-    }
-    for (std::size_t l = 0; l < counts.size(); ++l) {
-      const std::size_t want = rank_major_ ? next[l] : std::min(next[l], C);
-      if (static_cast<std::size_t>(counts[l]) != want)
-        return where + "count " + std::to_string(l) + " is " + std::to_string(counts[l]) +
-               ", expected " + std::to_string(want);
-    }
-    return {};
-  }
-
- private:
-  /// The row that expert `id` (rank-major: its rank) gives back for slot.
-  std::vector<std::uint16_t> output_row(int id, int batch, int slot) const {
-    std::vector<std::uint16_t> row(static_cast<std::size_t>(c_.hidden));
-    for (int i = 0; i < c_.hidden; ++i) row[i] = expert_output(id, batch, slot, i);
-    return row;
-  }
-
   void fill_outputs(int batch, int lane) {
     const ep::Handle h = handle(batch);
-    const int L = group_.local_experts();
     const auto H = static_cast<std::size_t>(c_.hidden);
-    const int columns = rank_major_ ? ranks_ : L;
+    const int columns = rank_major_ ? ranks_ : group_.local_experts();
     const std::size_t per = rank_major_ ? static_cast<std::size_t>(c_.max_tokens)
                                         : static_cast<std::size_t>(group_.capacity());
     const auto counts = fetch(h.counts, static_cast<std::size_t>(columns));
     const auto source = fetch(h.source, out_rows_);
+    std::vector<std::uint16_t> rows;
     for (int l = 0; l < columns; ++l) {
-      for (int i = 0; i < counts[l]; ++i) {
-        const std::size_t index = static_cast<std::size_t>(l) * per + static_cast<std::size_t>(i);
-        const int id = rank_major_ ? comm_.rank() : first_[comm_.rank()] + l;
-        const auto row = output_row(id, batch, source[index]);
-        memory_.upload(static_cast<std::byte*>(buffers_[lane].z) + index * H * 2, row.data(),
-                       H * 2);
-      }
+      const auto n = static_cast<std::size_t>(counts[l]);
+      const std::size_t first = static_cast<std::size_t>(l) * per;
+      const int id = rank_major_ ? comm_.rank() : first_[comm_.rank()] + l;
+      rows.resize(n * H);
+      spread(n, H, [&](std::size_t i) {
+        const auto row = output_row(id, batch, source[first + i]);
+        std::copy(row.begin(), row.end(), rows.begin() + static_cast<std::ptrdiff_t>(i * H));
+      });
+      memory_.upload(static_cast<std::byte*>(buffers_[lane].z) + first * H * 2, rows.data(),
+                     rows.size() * 2);
     }
   }
 
-  int rank_of(int id) const {
-    int rank = ranks_ - 1;
-    while (first_[rank] > id) --rank;
-    while (c_.experts[rank] == 0 || id >= first_[rank] + c_.experts[rank]) --rank;
-    return rank;
-  }
-
-  /// Whether a row of expert `id` found room. Only for capacity < R*M.
-  bool fits(int id, int batch, int slot) const {
-    if (group_.capacity() >= ranks_ * c_.max_tokens || rank_major_) return true;
-    int before = 0;
-    for (int from = 0; from < ranks_; ++from) {
-      for (int token = 0; token < tokens(from, batch); ++token) {
-        if (from * c_.max_tokens + token >= slot) return before < group_.capacity();
-        for (int other : ids(from, batch, token)) before += other == id;
-      }
-    }
-    return before < group_.capacity();
-  }
-
- public:
-  std::string check_combine(int batch, int lane, ep::CombineMode mode) {
-    const int me = comm_.rank();
-    const auto H = static_cast<std::size_t>(c_.hidden);
-    const int T = tokens(me, batch);
-    const auto out = fetch(static_cast<const std::uint16_t*>(buffers_[lane].out),
-                           static_cast<std::size_t>(c_.max_tokens) * H);
-    for (int t = 0; t < T; ++t) {
-      const std::vector<int> list = ids(me, batch, t);
-      const int slot = me * c_.max_tokens + t;
-      std::vector<float> sum(H, 0.0f);
-      std::vector<double> sizes(H, 0.0);
-      std::vector<float> exact(H, 0.0f);
-      const auto add = [&](std::vector<float>& to, int id, float w) {
-        const auto row = output_row(id, batch, slot);
-        for (std::size_t i = 0; i < H; ++i) to[i] = std::fma(w, from_bf16(row[i]), to[i]);
-      };
-      for (int k = 0; k < c_.top_k; ++k) {
-        if (list[k] < 0 || rank_major_ || lost(rank_of(list[k])) || !fits(list[k], batch, slot))
-          continue;
-        add(exact, list[k], s_.weighted ? weight(me, batch, t, k) : 1.0f);
-        const auto row = output_row(list[k], batch, slot);
-        for (std::size_t i = 0; i < H; ++i)
-          sizes[i] += std::fabs((s_.weighted ? weight(me, batch, t, k) : 1.0f) * from_bf16(row[i]));
-      }
-      if (rank_major_ || mode == ep::CombineMode::fast) {
-        for (int r = 0; r < ranks_; ++r) {
-          std::vector<float> part(H, 0.0f);
-          bool any = false;
-          for (int k = 0; k < c_.top_k; ++k) {
-            if (list[k] < 0 || rank_of(list[k]) != r || lost(r)) continue;
-            if (rank_major_ && !any) add(part, r, 1.0f);
-            if (!rank_major_ && fits(list[k], batch, slot))
-              add(part, list[k], s_.weighted ? weight(me, batch, t, k) : 1.0f);
-            any = true;
-          }
-          if (!any) continue;
-          for (std::size_t i = 0; i < H; ++i) sum[i] += from_bf16(to_bf16(part[i]));
-        }
-      } else {
-        sum = exact;
-      }
-      for (std::size_t i = 0; i < H; ++i) {
-        const std::uint16_t got = out[static_cast<std::size_t>(t) * H + i];
-        if (got != to_bf16(sum[i]))
-          return "rank " + std::to_string(me) + " batch " + std::to_string(batch) + " token " +
-                 std::to_string(t) + " channel " + std::to_string(i) + ": combine gave " +
-                 std::to_string(from_bf16(got)) + ", expected " + std::to_string(sum[i]);
-        if (!rank_major_ && mode == ep::CombineMode::fast &&
-            std::fabs(from_bf16(got) - exact[i]) > 0x1p-7 * 1.01 * sizes[i])
-          return "combine fast is further from exact than its bound";
-      }
-    }
-    return {};
-  }
-
- private:
-  Scenario s_;
   Communicator& comm_;
   ep::Group group_;
-  ep::Config c_;
   Memory& memory_;
   std::vector<Buffers> buffers_;
-  std::vector<int> first_;
-  int experts_ = 0;
-  int ranks_ = 0;
-  bool rank_major_ = false;
-  std::size_t in_row_ = 0;
   std::size_t out_rows_ = 0;
 };
 

@@ -18,6 +18,13 @@ class Site {
   virtual Place place() = 0;
   virtual Memory& memory() = 0;
   void* stream() { return place().stream; }
+  /// A second stream; nothing orders it with the first one but order().
+  virtual void* other_stream() = 0;
+  /// What `later` gets from now on runs after what `earlier` has got.
+  virtual void order(void* earlier, void* later) = 0;
+  /// In the stream's order: all bytes 0xff; a copy.
+  virtual void scribble(void* stream, void* at, std::size_t bytes) = 0;
+  virtual void copy(void* stream, void* to, const void* from, std::size_t bytes) = 0;
   /// Records what `body` enqueues; the result replays it and waits for its end. The CPU device runs `body` each time.
   virtual std::function<void()> graph(const std::function<void()>& body) = 0;
 };

@@ -40,6 +40,9 @@ class GpuMemory final : public Memory {
   // In the stream's order: what a kernel still reads is not overwritten.
   void upload(void* to, const void* from, std::size_t bytes) override { copy(to, from, bytes); }
   void download(void* to, const void* from, std::size_t bytes) override { copy(to, from, bytes); }
+  void poison(void* at, std::size_t bytes) override {
+    must(cudaMemsetAsync(at, 0xff, bytes, stream_), "cudaMemsetAsync");
+  }
 
  private:
   void copy(void* to, const void* from, std::size_t bytes) {
@@ -56,15 +59,31 @@ class GpuSite final : public Site {
   explicit GpuSite(int rank) : device_(rank % gpus()) {
     must(cudaSetDevice(device_), "cudaSetDevice");
     must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    must(cudaStreamCreateWithFlags(&other_, cudaStreamNonBlocking), "cudaStreamCreate");
+    must(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
     memory_ = std::make_unique<GpuMemory>(stream_);
   }
   ~GpuSite() override {
     memory_.reset();
     for (cudaGraphExec_t graph : graphs_) (void)cudaGraphExecDestroy(graph);
+    (void)cudaEventDestroy(event_);
+    (void)cudaStreamDestroy(other_);
     (void)cudaStreamDestroy(stream_);
   }
   Place place() override { return Place::gpu(device_, stream_); }
   Memory& memory() override { return *memory_; }
+  void* other_stream() override { return other_; }
+  void order(void* earlier, void* later) override {
+    must(cudaEventRecord(event_, static_cast<cudaStream_t>(earlier)), "cudaEventRecord");
+    must(cudaStreamWaitEvent(static_cast<cudaStream_t>(later), event_, 0), "cudaStreamWaitEvent");
+  }
+  void scribble(void* stream, void* at, std::size_t bytes) override {
+    must(cudaMemsetAsync(at, 0xff, bytes, static_cast<cudaStream_t>(stream)), "cudaMemsetAsync");
+  }
+  void copy(void* stream, void* to, const void* from, std::size_t bytes) override {
+    must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)),
+         "cudaMemcpyAsync");
+  }
   std::function<void()> graph(const std::function<void()>& body) override {
     cudaGraph_t graph = nullptr;
     must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
@@ -83,6 +102,8 @@ class GpuSite final : public Site {
  private:
   int device_;
   cudaStream_t stream_ = nullptr;
+  cudaStream_t other_ = nullptr;
+  cudaEvent_t event_ = nullptr;
   std::unique_ptr<GpuMemory> memory_;
   std::vector<cudaGraphExec_t> graphs_;
 };
