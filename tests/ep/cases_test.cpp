@@ -337,6 +337,15 @@ TEST_P(EpCases, Case11_ASlowRankIsWaitedForAndNamed) {
         return "the longest wait for the slow rank is " +
                std::to_string(report.longest_wait_ns[slow]);
       if (report.dispatch_waited_ns[slow] < 100'000'000) return "the slow rank was not waited for";
+      if (report.combine_waited_ns[slow] < 100'000'000)
+        return "the slow rank was not waited for in combine";
+      for (int other = 0; other < slow; ++other) {
+        if (report.combine_waited_ns[other] > report.combine_waited_ns[slow] / 2 ||
+            report.dispatch_waited_ns[other] > report.dispatch_waited_ns[slow] / 2)
+          return "rank " + std::to_string(other) + " was waited for like the slow one: " +
+                 std::to_string(report.dispatch_waited_ns[other]) + " and " +
+                 std::to_string(report.combine_waited_ns[other]) + " ns";
+      }
     }
     checker.group().close();
     return {};

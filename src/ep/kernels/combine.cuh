@@ -252,8 +252,27 @@ MARROW_DEVICE void add_columns(const Run& r, const Columns& columns, std::byte* 
   }
 }
 
+/// A source says that it has begun, also without rows for us: sets are used again by what all have done. By block 0's last
+/// warp before its rows, so that what a source is waited for is its own time.
+MARROW_DEVICE void wait_for_hellos(const Run& r) {
+  const Shape& s = r.s;
+  const int watchers = block_size() < 32 ? block_size() : 32;
+  const int first = thread_index() - (block_size() - watchers);
+  if (block_index() != 0 || first < 0) return;
+  std::uint64_t since = now_ns();  // before, others were waited for
+  for (int source = first; source < s.ranks; source += watchers) {
+    if (s.is_far(source) || r.is_failed(source)) continue;
+    const std::byte* hello = r.local + s.hello_at(r.set, source);
+    const Status status =
+        wait_until(r.comm, r.time_left(), [&] { return mark_of(load_cell(hello)) == r.epoch; });
+    if (status != Status::ok) r.set_failed(source, status);
+    since = r.note_wait(1, source, since);
+  }
+}
+
 MARROW_DEVICE void receive_combine(const Run& r, const CombineArgs& a) {
   const Shape& s = r.s;
+  wait_for_hellos(r);
   const int lane = thread_index() % kQuadLanes;
   const int per_block = block_size() / kQuadLanes;
   Walk walk(thread_index() / kQuadLanes * grid_size() + block_index(), per_block * grid_size(),
@@ -305,17 +324,6 @@ MARROW_DEVICE void receive_combine(const Run& r, const CombineArgs& a) {
                  Words16{{to_bf16_pair(sum[c][0], sum[c][1]), to_bf16_pair(sum[c][2], sum[c][3]),
                           to_bf16_pair(sum[c][4], sum[c][5]), to_bf16_pair(sum[c][6], sum[c][7])}});
     }
-  }
-  // A source without rows for us says that it has come, too: sets are used again by what all have done.
-  if (block_index() != 0) return;
-  std::uint64_t since = r.start;
-  for (int source = thread_index(); source < s.ranks; source += block_size()) {
-    if (s.is_far(source) || r.is_failed(source)) continue;
-    const std::byte* hello = r.local + s.hello_at(r.set, source);
-    const Status status =
-        wait_until(r.comm, r.time_left(), [&] { return mark_of(load_cell(hello)) == r.epoch; });
-    if (status != Status::ok) r.set_failed(source, status);
-    since = r.note_wait(1, source, since);
   }
 }
 

@@ -70,7 +70,7 @@ MARROW_DEVICE void place_entries(const Run& r, std::uint32_t* memory) {
   const Shape& s = r.s;
   std::uint32_t entries = 0;
   std::uint32_t pairs = 0;
-  std::uint64_t since = r.start;
+  std::uint64_t since = now_ns();  // before, others were waited for
   for (int source = 0; source < s.ranks; ++source) {
     const std::uint32_t before = entries;
     for (int from = 0; from < s.tokens && !r.is_failed(source); from += block_size()) {

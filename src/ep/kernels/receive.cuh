@@ -206,7 +206,7 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
   for (int i = thread_index(); i < static_cast<int>((m.prefixes - m.masks) / 4); i += block_size())
     p.masks[i] = 0;  // masks and any
   meet();
-  std::uint64_t since = r.start;
+  std::uint64_t since = now_ns();  // before, others were waited for
   MARROW_EP_ROLLED
   for (int slot = thread_index(); slot < slots; slot += block_size()) {
     const int source = slot / s.tokens;
