@@ -4,10 +4,7 @@
 // reference of scenario.hpp. Outputs are poisoned before each call. The same source runs on GPUs.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "ep/cases.hpp"
@@ -442,60 +439,6 @@ TEST(EpReference, KnownNumbers) {
   EXPECT_EQ(to_bf16(1.01171875f), 0x3f82);  // 1 + 3 * 2^-8
 }
 
-int entries(const char* folder) {
-  int n = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) n += !entry.path().empty();
-  return n;
-}
-
-TEST_P(EpCases, Case16_GroupsComeAndGoWithoutLeaks) {
-  std::atomic<int> before{0};
-  run_ranks(path(), 2, [&](Communicator& comm, Site& site) -> std::string {
-    Scenario s = small(comm.nranks());
-    s.stream = site.stream();
-    s.batches = 1;
-    s.combines = false;
-    int fds = 0;
-    int threads = 0;
-    for (int i = 0; i < 25; ++i) {
-      {
-        Checker one(comm, s, site.memory());
-        Checker other(comm, s, site.memory());  // two at once
-        std::string wrong = one.run();
-        if (wrong.empty()) wrong = other.run();
-        if (!wrong.empty()) return wrong;
-        one.group().close();
-        other.group().close();
-      }
-      comm.barrier();  // nobody is making the next one
-      if (i == 2) {
-        fds = entries("/proc/self/fd");
-        threads = entries("/proc/self/task");
-      }
-      comm.barrier();
-    }
-    if (entries("/proc/self/fd") > fds + 2 || entries("/proc/self/task") > threads + 2)
-      return "descriptors or threads leak: " + std::to_string(entries("/proc/self/fd") - fds) +
-             ", " + std::to_string(entries("/proc/self/task") - threads);
-    return {};
-  });
-}
-
-TEST_P(EpCases, Case17_BatchNumbersWrap) {
-  for (const std::uint64_t first : {std::uint64_t{65533}, (std::uint64_t{1} << 32) - 3,
-                                    (std::uint64_t{1} << 33) - 5, (std::uint64_t{1} << 31) - 2}) {
-    Scenario s = bf16(2);
-    s.config.hidden = 32;
-    s.config.first_batch = first;
-    s.batches = 9;
-    run(2, s);
-    s.config.payload = ep::Payload::opaque;
-    s.config.row_bytes = 48;
-    s.batches = 5;
-    run(2, s);
-  }
-}
-
 TEST_P(EpCases, Case02_CapacityOverflowIsCountedAndNothingIsOverwritten) {
   run_ranks(path(), 3, [&](Communicator& comm, Site& site) -> std::string {
     Scenario s = bf16(comm.nranks());
@@ -512,69 +455,6 @@ TEST_P(EpCases, Case02_CapacityOverflowIsCountedAndNothingIsOverwritten) {
     if (dropped != (comm.rank() == 0 ? 1u : 0u)) return std::to_string(dropped) + " rows dropped";
     checker.group().close();
     return {};
-  });
-}
-
-TEST_P(EpCases, Case19_OffsetsPast4GiB) {
-  if (!on_gpus()) GTEST_SKIP() << "takes 7 GiB a rank: on GPUs; the plan's offsets: ep_shape_test";
-  Scenario s = bf16(2);
-  s.config.max_tokens = 65536;  // rank 1's rows begin at slot 65536, the combined rows past 4 GiB
-  s.config.hidden = 8192;
-  s.config.top_k = 1;
-  s.config.capacity = 16;
-  s.tokens = {4, 3};
-  s.batches = 5;
-  run(2, s);
-}
-
-/// A router's log: {"topk_ids": [...]} a line. Empty if there is none.
-std::vector<std::vector<int>> real_routing(const std::string& file, std::size_t limit) {
-  std::vector<std::vector<int>> tokens;
-  std::ifstream in(file);
-  for (std::string line; tokens.size() < limit && std::getline(in, line);) {
-    const std::size_t at = line.find("\"topk_ids\": [");
-    if (at == std::string::npos) continue;
-    std::vector<int> ids;
-    const char* p = line.c_str() + at + 13;
-    for (;;) {
-      char* end = nullptr;
-      ids.push_back(static_cast<int>(std::strtol(p, &end, 10)));
-      p = end;
-      if (*p++ != ',') break;
-    }
-    tokens.push_back(ids);
-  }
-  return tokens;
-}
-
-TEST_P(EpCases, RealRouting) {
-  const char* named = std::getenv("MARROW_TEST_EP_ROUTING");
-  const std::string file = named ? named : MARROW_EP_ROUTING_FILE;
-  const auto routing = real_routing(file, 4000);
-  if (routing.empty()) {
-    ASSERT_EQ(named, nullptr) << "no routing in " << file;
-    GTEST_SKIP() << "no router log at " << file << "; MARROW_TEST_EP_ROUTING names one";
-  }
-  run_ranks(path(), 4, [&](Communicator& comm, Site& site) {
-    const int R = comm.nranks();
-    Scenario s = small(R);
-    s.stream = site.stream();
-    s.config.experts.assign(static_cast<std::size_t>(R), 64 / R);
-    s.config.max_tokens = 32;
-    s.config.top_k = 8;
-    s.config.hidden = 64;
-    s.tokens = {32};
-    s.batches = 4;
-    s.route = [&routing, R](int rank, int batch, int token, int k) -> std::int64_t {
-      // The first tokens are a warm-up that all choose the same; then what the router said.
-      const std::size_t at =
-          (static_cast<std::size_t>((batch * R + rank) * 32 + token) * 7) % routing.size();
-      return routing[at][static_cast<std::size_t>(k)];
-    };
-    Checker checker(comm, s, site.memory());
-    std::string wrong = checker.run();
-    checker.group().close();
-    return wrong;
   });
 }
 

@@ -7,7 +7,7 @@
 
 #include <thread>
 
-#include "ep/scenario.hpp"
+#include "ep/site.hpp"
 #include "multiprocess/ranks.hpp"
 
 namespace marrow::ep_test {
@@ -26,14 +26,18 @@ std::string path_of(const RankContext& self) {
 }
 int step_of(const RankContext& self) { return self.argument.back() - '0'; }
 
-Config config_of(const RankContext& self) {
+Config config_of(const RankContext& self, Site& site) {
   RankContext plain = self;
   plain.argument = path_of(self);
-  return plain.config();
+  Config config = plain.config();
+  config.place = site.place();
+  return config;
 }
 
-Scenario scenario_of() {
+Scenario scenario_of(Site& site) {
   Scenario s;
+  s.stream = site.stream();
+  s.config.max_sms = sms_of_a_rank();
   s.config.experts.assign(kRanks, 3);
   s.config.max_tokens = 5;
   s.config.hidden = 144;
@@ -47,10 +51,9 @@ Scenario scenario_of() {
 }
 
 /// Batches with everybody there; afterwards all close.
-std::string finish(Communicator& comm) {
-  HostMemory memory;
-  Scenario s = scenario_of();
-  Checker checker(comm, s, memory);
+std::string finish(Communicator& comm, Site& site) {
+  Scenario s = scenario_of(site);
+  Checker checker(comm, s, site.memory());
   const std::string wrong = checker.run(20, 26);
   if (!wrong.empty()) return "after the replacement: " + wrong;
   checker.group().close();
@@ -61,10 +64,11 @@ std::string finish(Communicator& comm) {
 
 MARROW_ROLE(ep_rank) {
   const UniqueId id = self.id();
-  Communicator comm(id, self.nranks, self.rank, config_of(self));
+  const auto site = make_site(self.rank);
+  Communicator comm(id, self.nranks, self.rank, config_of(self, *site));
   {
-    HostMemory memory;
-    Scenario s = scenario_of();
+    Memory& memory = site->memory();
+    Scenario s = scenario_of(*site);
     if (self.rank == kVictim) {
       s.before = [&](int batch, int which) {
         if (batch < 4 || which != step_of(self)) return;
@@ -78,17 +82,19 @@ MARROW_ROLE(ep_rank) {
     comm.barrier();  // nobody is still in a batch that was to succeed
     wrong = checker.run(4, 6);
     if (wrong.find("status") == std::string::npos) return "a rank died, but: '" + wrong + "'";
-    const std::vector<bool> failed = checker.group().agree(std::chrono::seconds(20));
+    const std::vector<bool> failed =
+        checker.group().agree(std::chrono::seconds(20), site->stream());
     for (int r = 0; r < self.nranks; ++r)
       if (failed[r] != (r == kVictim)) return "agreed on the wrong ranks";
-    if (checker.group().report().failed != failed) return "report() says otherwise than agree()";
-    checker.group().reset_report();
+    if (checker.group().report(site->stream()).failed != failed)
+      return "report() says otherwise than agree()";
+    checker.group().reset_report(site->stream());
     checker.scenario().failed = failed;
     wrong = checker.run(10, 16);
     if (!wrong.empty()) return "with the rank masked: " + wrong;
     checker.group().close();
     // A new Group, too, leaves out whom all have agreed on.
-    Scenario masked = scenario_of();
+    Scenario masked = scenario_of(*site);
     masked.failed = failed;
     Checker another(comm, masked, memory);
     wrong = another.run(16, 18);
@@ -97,12 +103,14 @@ MARROW_ROLE(ep_rank) {
     if (self.rank == 0) self.say("alone");
   }
   comm.admit(kVictim, std::chrono::seconds(20));
-  return finish(comm);
+  return finish(comm, *site);
 }
 
 MARROW_ROLE(ep_replacement) {
-  Communicator comm = Communicator::rejoin(self.made_id(), self.nranks, self.rank, config_of(self));
-  return finish(comm);
+  const auto site = make_site(self.rank);
+  Communicator comm =
+      Communicator::rejoin(self.made_id(), self.nranks, self.rank, config_of(self, *site));
+  return finish(comm, *site);
 }
 
 struct How {
