@@ -304,19 +304,23 @@ bool Engine::reap() {
     any = true;
     for (int i = 0; i < n;) {
       const std::uint64_t token = done[i].token;
-      std::uint32_t same = 0;
-      int failure = MARROW_NETWORK_OK;
+      const int first = i;
+      int bits = MARROW_NETWORK_OK;  // of all statuses: something else when one is
       do {
-        if (done[i].status != MARROW_NETWORK_OK) failure = done[i].status;
-        ++same;
+        bits |= done[i].status;
         ++i;
       } while (i < n && done[i].token == token);
+      const auto same = static_cast<std::uint32_t>(i - first);
       Queue* queue = queue_of(token);
       Operation* op = queue ? queue->find(token) : nullptr;
       if (!op) continue;  // an answer of ours, or its device communicator is closed
       op->network -= same;
-      if (failure != MARROW_NETWORK_OK) [[unlikely]]
-        fail(*queue, *op, failure);
+      if (bits != MARROW_NETWORK_OK) [[unlikely]] {
+        const auto failed = std::find_if(done + first, done + i, [](const auto& completion) {
+          return completion.status != MARROW_NETWORK_OK;
+        });
+        fail(*queue, *op, failed->status);
+      }
       finish_if_done(*queue, *op);
     }
     if (n < static_cast<int>(kBatch)) return any;
