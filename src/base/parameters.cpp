@@ -94,8 +94,9 @@ constexpr std::array kTable = {
                  "Descriptors (64 bytes each) per ring of the proxy path."),
     integer(
         "MARROW_PROXY_SLEEP_US", "100", 1, 100000, "proxy",
-        "Microseconds that an idle progress thread sleeps at most at a time: the latency of the "
-        "first operation after a pause, against the load of an idle job."),
+        "Microseconds that an idle progress thread sleeps at a time, up to half of it longer where "
+        "the kernel so chooses: the latency of the first operation after a pause, against the load "
+        "of an idle job."),
     integer("MARROW_PROXY_SPINS", "64", 0, 1000000000, "proxy",
             "Passes that a progress thread spins after its last work, before it yields its core "
             "and then sleeps."),

@@ -14,9 +14,10 @@
 namespace marrow::proxy {
 
 struct IdlePolicy {
-  std::uint32_t spins = 64;              ///< passes without a pause after the last work
-  std::uint32_t yields = 256;            ///< then passes that give up the core
-  std::chrono::microseconds sleep{100};  ///< then sleeps that double up to this
+  std::uint32_t spins = 64;    ///< passes without a pause after the last work
+  std::uint32_t yields = 256;  ///< then passes that give up the core
+  std::chrono::microseconds sleep{
+      100};  ///< then sleeps that double up to this, the longest up to 1.5 of it
 };
 
 class ProgressThread {

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/log.hpp"
+#include "base/numa.hpp"
 #include "base/text.hpp"
 #include "bootstrap/together.hpp"
 #include "proxy/progress_thread.hpp"
@@ -135,8 +136,8 @@ class TransportImpl final : public Transport {
   void run(const Place& place) {
     try {
       bootstrap::together(bootstrap_, "starting progress threads", [&] {
-        const Pinning pinning(base::parameter_string("MARROW_PROXY_CPUS", parameters_),
-                              node_of(place));
+        node_ = node_of(place);
+        const Pinning pinning(base::parameter_string("MARROW_PROXY_CPUS", parameters_), node_);
         MARROW_INFO(proxy, threads_, " progress threads run ", pinning.where());
         for (int t = 0; t < threads_; ++t) {
           running_.push_back(std::make_unique<ProgressThread>(
@@ -243,6 +244,8 @@ class TransportImpl final : public Transport {
                   "close one before you make another");
     }
     const auto number = static_cast<std::size_t>(free - numbers_->begin());
+    // Rings near the threads that drain them, not near the one that sets them up.
+    const base::PreferNode near(node_);
     auto rings = std::make_shared<DeviceRings>(arena, requirements, counters, bootstrap_.nranks(),
                                                threads_, log_size_,
                                                static_cast<std::uint32_t>(number) * kDeviceStreams);
@@ -335,6 +338,7 @@ class TransportImpl final : public Transport {
   const int threads_;
   const std::uint32_t log_size_;
   IdlePolicy policy_;
+  int node_ = -1;  ///< NUMA node of the progress threads; -1: unknown
   std::shared_ptr<Board> board_;
   std::shared_ptr<std::vector<bool>> numbers_;  ///< stream groups in use; core's thread only
   std::vector<std::unique_ptr<Engine>> engines_;

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include "base/fd.hpp"
 #include "base/mapping.hpp"
 #include "base/memfd.hpp"
+#include "base/numa.hpp"
 #include "base/random.hpp"
 #include "base/unix_fds.hpp"
 #include "marrow/error.hpp"
@@ -204,6 +206,35 @@ TEST(UnixFds, AnotherUserIsRefused) {
   EXPECT_THROW(unix_accept(listener.get(), Deadline::after(milliseconds(300))), Error);
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
+}
+
+/// Policy of this thread (MPOL_DEFAULT is 0, MPOL_PREFERRED 1); -1: the kernel has no NUMA.
+int memory_policy() {
+  int policy = -1;
+  return ::syscall(SYS_get_mempolicy, &policy, nullptr, 0UL, nullptr, 0UL) == 0 ? policy : -1;
+}
+
+TEST(PreferNode, HoldsForItsLifeAndNotOverTheUsersOwn) {
+  if (memory_policy() != 0) GTEST_SKIP() << "no NUMA here, or a policy is set (numactl)";
+  {
+    const PreferNode near(0);
+    ASSERT_TRUE(near.active());
+    EXPECT_EQ(memory_policy(), 1);
+    const PreferNode another(0);
+    EXPECT_FALSE(another.active()) << "a policy stands already";
+    const Fd fd = memfd("near", 1 << 16);
+    const Mapping pages = Mapping::of_fd(fd.get(), 1 << 16);
+    std::memset(pages.data(), 1, pages.size());
+    void* page = pages.data();
+    int node = -1;
+    if (::syscall(SYS_move_pages, 0, 1UL, &page, nullptr, &node, 0) == 0) {
+      EXPECT_EQ(node, 0);
+    }
+  }
+  EXPECT_EQ(memory_policy(), 0);
+  EXPECT_FALSE(PreferNode(-1).active());
+  EXPECT_FALSE(PreferNode(1 << 20).active());
+  EXPECT_EQ(memory_policy(), 0);
 }
 
 }  // namespace
