@@ -2,47 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes one document (bench/schema.json) of what marrow_gda_issue wrote, and prints the figures that have a limit.
 
-    report.py ROWS.json OUT.json COMMIT
+    report.py ROWS.json OUT.json
 Exit status 1 if a limit is missed.
 """
-import json
 import os
-import platform
-import subprocess
 import sys
-import time
 
-
-def gpu(what):
-    answer = subprocess.run(["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"], capture_output=True,
-                            text=True, check=False).stdout.split("\n")
-    return [line.strip() for line in answer if line.strip()]
-
-
-def cpu():
-    with open("/proc/cpuinfo") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor()
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "gpu"))
+import document  # noqa: E402
 
 
 def main():
-    with open(sys.argv[1]) as file:
-        rows = json.load(file)
+    rows = document.load(sys.argv[1])
     for row in rows:
         if not row.get("note"):
             row.pop("note", None)
-    document = {
-        "schema": "marrow.bench.1", "command": "bench/gpu/gda_issue.sh", "version": "0.1.0", "commit": sys.argv[3],
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {"host": platform.node(), "os": f"{platform.system()} {platform.release()} {platform.machine()}",
-                    "cpu": cpu(), "cores": os.cpu_count(), "gpus": gpu("name"),
-                    "driver": (gpu("driver_version") or [""])[0]},
-        "parameters": {}, "results": rows}
-    with open(sys.argv[2], "w") as file:
-        json.dump(document, file, indent=1)
-        file.write("\n")
+    document.write(sys.argv[2], "bench/gpu/gda_issue.sh", rows)
 
     def find(what, unit="ns", note="", **parameters):
         for row in rows:

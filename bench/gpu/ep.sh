@@ -10,11 +10,9 @@ set -u
 build=${1:?usage: bench/gpu/ep.sh BUILD [OUT]}
 out=${2:-ep-results}
 here=$(cd "$(dirname "$0")" && pwd)
-mkdir -p "$out"
 # shellcheck source=bench/gpu/programs.sh
 . "$here/programs.sh"
-program=$(find_program marrow_ep_gpu)
-export LD_LIBRARY_PATH=$build:$build/src:${LD_LIBRARY_PATH:-}
+program=$(need_program marrow_ep_gpu) || exit
 failed=0
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -2
 if [ "${CHECKS:-1}" != 0 ]; then timeout 150 "$program" check || failed=1; fi

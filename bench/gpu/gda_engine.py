@@ -4,31 +4,10 @@
 
     gda_engine.py FOLDER     reads rows-*.json; writes gda-engine.json
 """
-import datetime
-import glob
-import json
 import os
-import platform
-import re
-import subprocess
 import sys
 
-
-def output(*command):
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
-def machine():
-    with open("/proc/cpuinfo") as file:
-        cpu = re.search(r"model name\s*: (.*)", file.read())
-    version = re.search(r"CUDA Version: *([0-9.]+)", output("nvidia-smi"))
-    return {"host": platform.node(), "os": f"{platform.system()} {platform.release()} {platform.machine()}",
-            "cpu": cpu.group(1) if cpu else "", "cores": os.cpu_count(),
-            "gpus": output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines(),
-            "driver": version.group(1) if version else ""}
+import document
 
 
 def middle(rows, what, bytes_, threads=None):
@@ -40,25 +19,11 @@ def middle(rows, what, bytes_, threads=None):
 
 def main():
     folder = sys.argv[1]
-    rows = []
-    for path in sorted(glob.glob(os.path.join(folder, "rows-*.json"))):
-        with open(path) as file:
-            rows += json.load(file)
+    rows = sum(document.repeats(folder, "rows-*.json"), [])
     if not rows:
         print("no figures")
         return 1
-    here = os.path.dirname(os.path.abspath(__file__))
-    commit = os.environ.get("MARROW_COMMIT") or output("git", "-C", here, "rev-parse", "--short", "HEAD")
-    with open(os.path.join(here, "..", "..", "CMakeLists.txt")) as file:
-        version = re.search(r"VERSION ([0-9]+\.[0-9]+\.[0-9]+)", file.read().split("project(", 1)[-1])
-    document = {"schema": "marrow.bench.1", "command": "bench/gpu/gda_engine.sh",
-                "version": version.group(1) if version else "0.0.0",
-                "commit": commit or "unknown",
-                "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                "machine": machine(), "parameters": {}, "results": rows}
-    with open(os.path.join(folder, "gda-engine.json"), "w") as file:
-        json.dump(document, file, indent=1)
-        file.write("\n")
+    document.write(os.path.join(folder, "gda-engine.json"), "bench/gpu/gda_engine.sh", rows)
 
     good = True
 

@@ -11,24 +11,11 @@ set -u
 build=${1:?usage: bench/gpu/gda_engine.sh BUILD [OUT]}
 out=${2:-gda-engine-results}
 here=$(cd "$(dirname "$0")" && pwd)
-mkdir -p "$out"
-export MARROW_WAIT_TIMEOUT=${MARROW_WAIT_TIMEOUT:-10s}
 failed=0
 
 # shellcheck source=bench/gpu/programs.sh
 . "$here/programs.sh"
-step() {  # step LIMIT PROGRAM ARGS...: prints the end of what it says
-  local limit=$1 status=0; shift
-  timeout "$limit" "$@" > "$out/step.log" 2>&1 || status=$?
-  if [ $status = 0 ]; then
-    echo "ok    $(basename "$1") ${*:2}" | cut -c1-150
-    grep -E "passed,|WQEs over|PASSED" "$out/step.log" | tail -2
-  elif [ $status = 77 ]; then
-    echo "skip  $(basename "$1") ${*:2}"
-  else
-    echo "FAIL  $(basename "$1") ${*:2} (status $status)"; tail -25 "$out/step.log"; failed=1
-  fi
-}
+step_shows='passed,|WQEs over|PASSED'
 
 bench=$(find_program marrow_gda_engine) conformance=$(find_program marrow_conformance_gpu)
 echo "== checks"

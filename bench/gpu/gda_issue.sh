@@ -8,17 +8,11 @@ set -u
 build=${1:?usage: bench/gpu/gda_issue.sh BUILD [OUT]}
 out=${2:-gpu-results}
 here=$(cd "$(dirname "$0")" && pwd)
-mkdir -p "$out"
 # shellcheck source=bench/gpu/programs.sh
 . "$here/programs.sh"
-program=$(find_program marrow_gda_issue)
-if [ ! -x "$program" ]; then
-  echo "no marrow_gda_issue in $build. Next: cmake --build $build --target marrow_gda_issue" >&2
-  exit 2
-fi
-commit=${COMMIT:-$(git -C "$here" describe --always --dirty --exclude '*' 2>/dev/null || echo unknown)}
+program=$(need_program marrow_gda_issue) || exit
 timeout 100 "$program" --json "$out/gda-issue-rows.json"
 status=$?
 [ $status = 77 ] && echo "skipped: no GPU" && exit 77
-python3 "$here/../gda/report.py" "$out/gda-issue-rows.json" "$out/gda-issue.json" "$commit" || status=1
+python3 "$here/../gda/report.py" "$out/gda-issue-rows.json" "$out/gda-issue.json" || status=1
 exit $status

@@ -8,7 +8,6 @@ set -u
 build=${1:?usage: bench/gpu/gda_killed.sh BUILD [OUT]}
 out=${2:-gda-killed-results}
 here=$(cd "$(dirname "$0")" && pwd)
-mkdir -p "$out"
 # shellcheck source=bench/gpu/programs.sh
 . "$here/programs.sh"
 marrow=$(find_program marrow)

@@ -4,24 +4,19 @@
 # have a limit, writes OUT/proxy.json (bench/schema.json). Needs 16 CPU cores for eight progress threads.
 #   bench/gpu/proxy.sh BUILD [OUT]     BUILD: a build tree with marrow_proxy_bench, or a folder with it
 #   ONLY=rates                         a part of it: bare, rates, latencies, shm, mscclpp
-#   REPEAT=1                           how often all of it is taken; the table has the median
+#   REPEAT=3                           how often all of it is taken; the table has each
+#   PLACEMENT=1                        first, why rates differ: the same rate on other CPUs, with what each CPU did at the time
 #   COMMIT=...                         what the figures are of; default: git's
 set -u
 build=${1:?usage: bench/gpu/proxy.sh BUILD [OUT]}
 out=${2:-gpu-results}
 here=$(cd "$(dirname "$0")" && pwd)
-mkdir -p "$out"
 # shellcheck source=bench/gpu/programs.sh
 . "$here/programs.sh"
-program=$(find_program marrow_proxy_bench)
-if [ ! -x "$program" ]; then
-  echo "no marrow_proxy_bench in $build. Next: cmake --build $build --target marrow_proxy_bench" >&2
-  exit 2
-fi
-export LD_LIBRARY_PATH=$build:$build/src${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-export MARROW_WAIT_TIMEOUT=${MARROW_WAIT_TIMEOUT:-10s}
+program=$(need_program marrow_proxy_bench) || exit
 failed=0
-for ((i = 1; i <= ${REPEAT:-1}; ++i)); do
+if [ -n "${PLACEMENT:-}" ]; then timeout 120 "$program" --only placement | tee "$out/placement.txt" || failed=1; fi
+for ((i = 1; i <= ${REPEAT:-3}; ++i)); do
   timeout 120 "$program" --json "$out/proxy-rows-$i.json" ${ONLY:+--only "$ONLY"} > "$out/proxy-$i.log" 2>&1
   status=$?
   [ $status = 77 ] && echo "skipped: no GPU" && exit 77
@@ -31,6 +26,7 @@ for ((i = 1; i <= ${REPEAT:-1}; ++i)); do
     failed=1
   fi
 done
+grep -h "^GPU 0 at" "$out"/proxy-*.log | sort -u
 grep -h "^skipped" "$out"/proxy-*.log | sort -u
 python3 "$here/proxy.py" "$out" || failed=1
 exit $failed

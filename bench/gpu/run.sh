@@ -11,23 +11,11 @@ set -u
 build=${1:?usage: bench/gpu/run.sh BUILD [OUT]}
 out=${2:-gpu-results}
 here=$(cd "$(dirname "$0")" && pwd)
-mkdir -p "$out"
-export MARROW_WAIT_TIMEOUT=${MARROW_WAIT_TIMEOUT:-10s}
 failed=0
 
 # shellcheck source=bench/gpu/programs.sh
 . "$here/programs.sh"
-step() {  # step LIMIT PROGRAM ARGS...: prints what failed
-  local limit=$1 log="$out/step.log"; shift
-  if timeout "$limit" "$@" > "$log" 2>&1; then
-    echo "ok    $(basename "$1") ${*:2}" | cut -c1-150
-    grep -E "[0-9] passed,|torn|not started" "$log" | tail -20
-  else
-    local status=$?
-    [ $status = 77 ] && echo "skip  $(basename "$1") ${*:2}" && return
-    echo "FAIL  $(basename "$1") ${*:2} (status $status)"; grep -A7 "^FAIL:" "$log" | cut -c1-250 | head -70; tail -15 "$log" | cut -c1-200; failed=1
-  fi
-}
+step_shows='[0-9] passed,|torn|not started' step_failures='^FAIL:'
 
 marrow=$(find_program marrow) floor=$(find_program marrow_floor) conformance=$(find_program marrow_conformance_gpu)
 gpus=$(nvidia-smi -L | wc -l)

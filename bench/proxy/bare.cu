@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The floor: a ring of 64-byte descriptors in pinned host memory, filled by a plain kernel and drained by a
 // CPU thread that looks at each descriptor (lap bit of each 16-byte chunk, index) and does nothing with it.
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -11,6 +13,7 @@
 #include <thread>
 
 #include "bench.cuh"
+#include "core_probe.hpp"
 
 namespace proxy_bench {
 namespace {
@@ -94,15 +97,39 @@ struct Bare {
   std::atomic<bool> stop{false};
   std::atomic<std::uint64_t> taken{0}, wrong{0};
   std::thread thread;
-  bool answers = false;
+  bool answers = false, shared_ = false;
 
-  void open() {
-    must(cudaHostAlloc(&ring.slots, sizeof(Slot) * kRing, cudaHostAllocMapped), "pinned memory");
+  /// @param shared  slots as a communicator's are: a shared mapping that is registered; else cudaHostAlloc's
+  void open(bool shared = false) {
+    shared_ = shared;
+    if (shared) {
+      const int fd = ::memfd_create("bare-ring", 0);
+      must(fd >= 0 && ::ftruncate(fd, sizeof(Slot) * kRing) == 0 ? cudaSuccess : cudaErrorUnknown,
+           "memfd");
+      void* pages =
+          ::mmap(nullptr, sizeof(Slot) * kRing, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+      ::close(fd);
+      must(cudaHostRegister(pages, sizeof(Slot) * kRing, cudaHostRegisterMapped), "register");
+      ring.slots = static_cast<Slot*>(pages);
+    } else {
+      must(cudaHostAlloc(&ring.slots, sizeof(Slot) * kRing, cudaHostAllocMapped), "pinned memory");
+    }
     must(cudaHostAlloc(&ring.consumed, 4096, cudaHostAllocMapped), "pinned memory");
     ring.answered = ring.consumed + 64;
     must(cudaMalloc(&ring.head, 256), "malloc");
     must(cudaMalloc(&ring.seen, 256), "malloc");
     reset();
+  }
+  void close() {
+    if (shared_) {
+      (void)cudaHostUnregister(ring.slots);
+      ::munmap(ring.slots, sizeof(Slot) * kRing);
+    } else {
+      (void)cudaFreeHost(ring.slots);
+    }
+    (void)cudaFreeHost(ring.consumed);
+    (void)cudaFree(ring.head);
+    (void)cudaFree(ring.seen);
   }
   void reset() {
     std::memset(ring.slots, 0, sizeof(Slot) * kRing);
@@ -159,18 +186,121 @@ struct Bare {
 
 }  // namespace
 
+struct BareRings::Parts {
+  cudaStream_t stream = nullptr;
+  std::vector<std::unique_ptr<Bare>> bare;
+  BareRing* rings = nullptr;
+  int* failed = nullptr;
+};
+BareRings::BareRings() : parts_(new Parts) {
+  must(cudaStreamCreateWithFlags(&parts_->stream, cudaStreamNonBlocking), "stream");
+  must(cudaMalloc(&parts_->rings, sizeof(BareRing) * kMostRings), "malloc");
+  must(cudaMalloc(&parts_->failed, sizeof(int)), "malloc");
+  must(cudaMemset(parts_->failed, 0, sizeof(int)), "memset");
+}
+BareRings::~BareRings() {
+  for (const auto& one : parts_->bare) one->close();
+  (void)cudaFree(parts_->rings);
+  (void)cudaFree(parts_->failed);
+  (void)cudaStreamDestroy(parts_->stream);
+  delete parts_;
+}
+double BareRings::rate(int count, int producers, int first) {
+  Parts& p = *parts_;
+  while (static_cast<int>(p.bare.size()) < count) {
+    p.bare.push_back(std::make_unique<Bare>());
+    p.bare.back()->open();
+    must(cudaMemcpy(p.rings + p.bare.size() - 1, &p.bare.back()->ring, sizeof(BareRing),
+                    cudaMemcpyHostToDevice),
+         "copy");
+  }
+  for (int i = 0; i < count; ++i) {
+    p.bare[i]->reset();
+    p.bare[i]->start(drain_cpu(first + i), false);
+  }
+  must(cudaDeviceSynchronize(), "reset");
+  const int each = each_of(producers, total_of(producers) * (producers == 1 ? 1 : count));
+  const double ns = timed(p.stream, [&] {
+    produce<<<blocks_of(producers), threads_of(producers), 0, p.stream>>>(p.rings, count, each,
+                                                                          p.failed);
+  });
+  std::uint64_t taken = 0;
+  for (int i = 0; i < count; ++i) p.bare[i]->end();
+  for (int i = 0; i < count; ++i) {
+    taken += p.bare[i]->taken;
+    right_ &= p.bare[i]->wrong == 0;
+  }
+  int bad = 0;
+  must(cudaMemcpy(&bad, p.failed, sizeof(int), cudaMemcpyDeviceToHost), "copy");
+  if (bad) {
+    std::fprintf(stderr, "bare ring: a wait gave up\n");
+    std::exit(1);
+  }
+  const std::uint64_t posted = std::uint64_t(each) * producers;
+  right_ &= taken == posted;
+  return static_cast<double>(posted) * 1e3 / ns;
+}
+
+void bare_placement(const std::vector<int>& drain) {
+  cudaStream_t stream = nullptr;
+  must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  BareRing* rings = nullptr;
+  int* failed = nullptr;
+  must(cudaMalloc(&rings, sizeof(BareRing) * kMostRings), "malloc");
+  must(cudaMalloc(&failed, sizeof(int)), "malloc");
+  must(cudaMemset(failed, 0, sizeof(int)), "memset");
+  const int most = static_cast<int>(drain.size());
+  for (int again = 0; again < 2; ++again) {
+    for (const bool shared : {false, true}) {
+      std::vector<std::unique_ptr<Bare>> bare;
+      for (int i = 0; i < most; ++i) {
+        bare.push_back(std::make_unique<Bare>());
+        bare.back()->open(shared);
+        must(cudaMemcpy(rings + i, &bare.back()->ring, sizeof(BareRing), cudaMemcpyHostToDevice),
+             "copy");
+      }
+      for (int count = 1; count <= most; count *= 2) {
+        std::string rates;
+        std::uint64_t stolen = placement::stolen_ms(drain[0]);
+        for (int repeat = 0; repeat < 3; ++repeat) {
+          for (int i = 0; i < count; ++i) {
+            bare[i]->reset();
+            bare[i]->start(drain[i], false);
+          }
+          must(cudaDeviceSynchronize(), "reset");
+          const int each = each_of(1024, total_of(1024) * count);
+          const double ns = timed(stream, [&] {
+            produce<<<blocks_of(1024), threads_of(1024), 0, stream>>>(rings, count, each, failed);
+          });
+          for (int i = 0; i < count; ++i) bare[i]->end();
+          char text[32];
+          std::snprintf(text, sizeof(text), " %6.1f", static_cast<double>(each) * 1024 * 1e3 / ns);
+          rates += text;
+        }
+        const std::string how =
+            placement::probe(drain[0], ::sched_getcpu(), bare[0]->ring.slots, sizeof(Slot) * kRing);
+        std::printf(
+            "bare, %d on CPUs %s of cores by %s%s M/s; waits on CPU %d, %llu ms stolen; %s; ring: "
+            "%s\n",
+            count, placement::text(drain).c_str(), shared ? "memfd     " : "cudaMalloc",
+            rates.c_str(), ::sched_getcpu(),
+            static_cast<unsigned long long>(placement::stolen_ms(drain[0]) - stolen), how.c_str(),
+            placement::text(placement::pages(bare[0]->ring.slots, sizeof(Slot) * kRing)).c_str());
+        std::fflush(stdout);
+      }
+      for (const auto& one : bare) one->close();
+    }
+  }
+}
+
 void bare_rows() {
   cudaStream_t stream = nullptr;
   must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  std::vector<std::unique_ptr<Bare>> bare;
+  Bare bare;
+  bare.open();
   BareRing* rings = nullptr;
-  must(cudaMalloc(&rings, sizeof(BareRing) * kMostRings), "malloc");
-  for (int i = 0; i < kMostRings; ++i) {
-    bare.push_back(std::make_unique<Bare>());
-    bare.back()->open();
-    must(cudaMemcpy(rings + i, &bare.back()->ring, sizeof(BareRing), cudaMemcpyHostToDevice),
-         "copy");
-  }
+  must(cudaMalloc(&rings, sizeof(BareRing)), "malloc");
+  must(cudaMemcpy(rings, &bare.ring, sizeof(BareRing), cudaMemcpyHostToDevice), "copy");
   int* failed = nullptr;
   std::uint64_t* log = nullptr;
   floors::Clock* clock = nullptr;
@@ -187,39 +317,8 @@ void bare_rows() {
     }
   };
 
-  for (const int count : {1, 2, 4, 8}) {
-    for (const int producers : {1, 32, 1024, 16896}) {
-      if (count > 1 && producers < 1024) continue;
-      std::vector<double> rates;
-      bool right = true;
-      for (int repeat = 0; repeat < 3; ++repeat) {
-        for (int i = 0; i < count; ++i) {
-          bare[i]->reset();
-          bare[i]->start(kFirstCpu + i, false);
-        }
-        must(cudaDeviceSynchronize(), "reset");
-        const int each = each_of(producers, total_of(producers) * (producers == 1 ? 1 : count));
-        const double ns = timed(stream, [&] {
-          produce<<<blocks_of(producers), threads_of(producers), 0, stream>>>(rings, count, each,
-                                                                              failed);
-        });
-        std::uint64_t taken = 0;
-        for (int i = 0; i < count; ++i) bare[i]->end();
-        for (int i = 0; i < count; ++i) {
-          taken += bare[i]->taken;
-          right &= bare[i]->wrong == 0;
-        }
-        check();
-        const std::uint64_t posted = std::uint64_t(each) * producers;
-        right &= taken == posted;
-        rates.push_back(static_cast<double>(posted) * 1e3 / ns);
-      }
-      add({"bare ring: descriptors", "Mops/s", "index and lap bits checked on every descriptor",
-           producers, count, true, "", summary(rates), right});
-    }
-  }
-  bare[0]->reset();
-  bare[0]->start(kFirstCpu, true);
+  bare.reset();
+  bare.start(drain_cpu(0), true);
   must(cudaDeviceSynchronize(), "reset");
   constexpr int kRounds = 4000;
   ask<<<1, 1, 0, stream>>>(rings, 0, kRounds, log, clock, failed);
@@ -239,13 +338,14 @@ void bare_rows() {
     must(cudaMemcpy(&ns, log, 8, cudaMemcpyDeviceToHost), "copy");
     if (repeat >= 5) each.push_back(static_cast<double>(ns) / kCalls);
   }
-  bare[0]->end();
+  bare.end();
   // What any thread costs that only sleeps.
   for (const int sleep_us : {100, 1000}) {
     std::vector<double> shares;
     std::thread([&] {
-      pin_self(kFirstCpu);
-      ::prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
+      pin_self(drain_cpu(0));
+      // As long as ours may.
+      ::prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(sleep_us) * 500, 0UL, 0UL, 0UL);
       const auto cpu_ns = [] {
         timespec t{};
         ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -263,11 +363,11 @@ void bare_rows() {
       }
     }).join();
     add({"bare thread that sleeps: share of a core", "ratio",
-         "SLEEP_US=" + std::to_string(sleep_us) + "; thread CPU time", 0, 1, false, "",
-         summary(shares), true});
+         "SLEEP_US=" + std::to_string(sleep_us) + "; may last half as long again; thread CPU time",
+         0, 1, false, "", summary(shares), true});
   }
   add({"bare ring: issue", "ns", "a loop of 512, index in a register", 1, 1, true, "",
-       summary(each), bare[0]->wrong == 0});
+       summary(each), bare.wrong == 0});
 }
 
 }  // namespace proxy_bench

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../floor/harness.cuh"
+#include "placement.hpp"
 
 namespace proxy_bench {
 
@@ -48,17 +49,45 @@ inline int threads_of(int producers) { return producers / blocks_of(producers); 
 /// Runs the launch between two events on the stream. @return its ns
 double timed(cudaStream_t stream, const std::function<void()>& launch);
 
-inline void pin_self(int cpu) {
+inline void pin_self(const std::vector<int>& to) {
   cpu_set_t set;
   CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
+  for (const int cpu : to) CPU_SET(cpu, &set);
   (void)::pthread_setaffinity_np(::pthread_self(), sizeof(set), &set);
 }
-/// First CPU of those that drain rings; ours and the bare ones take the same.
-constexpr int kFirstCpu = 2;
+inline void pin_self(int cpu) { pin_self(std::vector<int>{cpu}); }
+/// CPUs near the GPU, one of each core first: the first is for the thread that launches and waits, which spins, the
+/// others drain rings; ours and the bare ones take the same.
+const std::vector<int>& cpus();
+inline int host_cpu() { return cpus().front(); }
+inline int drain_cpu(int i) {
+  const auto others = static_cast<int>(cpus().size()) - 1;
+  return others < 1 ? host_cpu() : cpus()[1 + i % others];
+}
+
+/// Bare rings that take turns with ours: what a CPU does at one moment it need not do a second later (another
+/// hyperthread of its core, another socket), so figures that are compared are taken side by side.
+class BareRings {
+ public:
+  BareRings();
+  ~BareRings();
+  BareRings(const BareRings&) = delete;
+  BareRings& operator=(const BareRings&) = delete;
+  /// Fills `count` rings once, drained on drain_cpu(first) .. @return Mops/s
+  double rate(int count, int producers, int first = 0);
+  bool right() const { return right_; }
+
+ private:
+  struct Parts;
+  Parts* parts_;
+  bool right_ = true;
+};
 
 void bare_rows();
 void marrow_rows(const std::string& only);
-void mscclpp_rows();  ///< peer: only when built with -DMARROW_MSCCLPP=path
+void bare_placement(const std::vector<int>& drain);
+void marrow_placement();
+double mscclpp_rate(int producers);  ///< Mops/s of one run, threads started for it
+void mscclpp_rows();                 ///< peer: only when built with -DMARROW_MSCCLPP=path
 
 }  // namespace proxy_bench

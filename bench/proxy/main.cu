@@ -2,7 +2,9 @@
 // The proxy path on this machine's first GPU, each figure beside its floor in the same run: rates by producers and
 // progress threads, GPU to CPU one way, issue, waking up, idle cost, completion over shm; and an MSCCL++'s FIFO if built
 // with one.
-//   marrow_proxy_bench [--json FILE] [--only bare|rates|latencies|shm|mscclpp]      77 without a GPU
+//   marrow_proxy_bench [--json FILE] [--only bare|rates|latencies|shm|mscclpp|placement]      77 without a GPU
+#include <algorithm>
+#include <cctype>
 #include <cstring>
 
 #include "bench.cuh"
@@ -57,6 +59,29 @@ void add(Row row) {
   rows.push_back(std::move(row));
 }
 
+const std::vector<int>& cpus() {
+  static const std::vector<int> found = [] {
+    char bus[32] = {};
+    must(cudaDeviceGetPCIBusId(bus, sizeof(bus), 0), "bus id");
+    std::string pci = bus;
+    std::transform(pci.begin(), pci.end(), pci.begin(),
+                   [](unsigned char c) { return std::tolower(c); });
+    const std::string node = placement::line_of("/sys/bus/pci/devices/" + pci + "/numa_node");
+    std::vector<int> list = placement::one_each_core(node.empty() ? -1 : std::atoi(node.c_str()));
+    std::printf(
+        "GPU 0 at %s, NUMA node %s (-1: the machine does not say); nodes %s; CPUs used: %s for "
+        "what waits, then",
+        pci.c_str(), node.c_str(), placement::line_of("/sys/devices/system/node/online").c_str(),
+        std::to_string(list.front()).c_str());
+    for (std::size_t i = 1; i < list.size(); ++i)
+      std::printf(" %d(of core %s)", list[i],
+                  placement::text(placement::siblings(list[i])).c_str());
+    std::printf("\n");
+    return list;
+  }();
+  return found;
+}
+
 double timed(cudaStream_t stream, const std::function<void()>& launch) {
   static cudaEvent_t begin = nullptr, end = nullptr;
   if (!begin) {
@@ -88,6 +113,11 @@ int main(int argc, char** argv) {
     return 77;
   }
   proxy_bench::must(cudaSetDevice(0), "device");
+  proxy_bench::pin_self(proxy_bench::host_cpu());
+  if (only == "placement") {
+    proxy_bench::marrow_placement();
+    return 0;
+  }
   if (only.empty() || only == "bare") proxy_bench::bare_rows();
 #if defined(MARROW_BENCH_MSCCLPP)
   if (only.empty() || only == "mscclpp") proxy_bench::mscclpp_rows();

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Marrow's proxy path through the public API: into the null network (what the proxy itself costs), over shm, and
 // idle. Rank 0's kernels and progress threads are measured; the other ranks are there to be peers, asleep.
-#include <dirent.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <barrier>
 #include <chrono>
 #include <cstring>
@@ -12,6 +8,7 @@
 #include <thread>
 
 #include "bench.cuh"
+#include "core_probe.hpp"
 #include "marrow/device.cuh"
 #include "marrow/marrow.hpp"
 #include "null_network.hpp"
@@ -112,6 +109,8 @@ struct Options {
   Sharing sharing = Sharing::device;
   int sleep_us = 100;
   std::uint32_t ring = kRing;
+  std::vector<int> wait_on;  ///< CPUs of the threads that launch and wait; empty: host_cpu()
+  std::string cpus;          ///< MARROW_PROXY_CPUS of rank 0; empty: drain_cpu(0) ..
 };
 
 /// A communicator of threads + 1 ranks on GPU 0; body(comm) runs on rank 0.
@@ -157,6 +156,7 @@ void with_ranks(const Options& options, const std::function<void(Scene&)>& body,
   for (int rank = 0; rank < nranks; ++rank) {
     ranks.emplace_back([&, rank] {
       try {
+        pin_self(options.wait_on.empty() ? std::vector<int>{host_cpu()} : options.wait_on);
         must(cudaSetDevice(0), "device");
         cudaStream_t stream = nullptr;
         must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
@@ -171,10 +171,13 @@ void with_ranks(const Options& options, const std::function<void(Scene&)>& body,
         const bool idle = rank != 0 && options.network == "null";
         config.parameters["MARROW_PROXY_SLEEP_US"] =
             std::to_string(idle ? 50000 : options.sleep_us);
+        std::string list;
+        for (int t = 0; t < options.threads; ++t) {
+          list += (t ? "," : "") +
+                  std::to_string(idle ? host_cpu() : drain_cpu(t + (rank ? options.threads : 0)));
+        }
         config.parameters["MARROW_PROXY_CPUS"] =
-            idle ? "0,1"
-                 : std::to_string(kFirstCpu + (rank ? options.threads : 0)) + "-" +
-                       std::to_string(kFirstCpu + (rank ? 2 : 1) * options.threads - 1);
+            rank == 0 && !options.cpus.empty() ? options.cpus : list;
         Communicator comm(id, nranks, rank, config);
         Window window = comm.allocate(1 << 20, memory);
         DeviceCommunicatorOwner device = comm.device_communicator({.contexts = 1,
@@ -206,63 +209,106 @@ void with_ranks(const Options& options, const std::function<void(Scene&)>& body,
   for (std::thread& rank : ranks) rank.join();
 }
 
-/// CPU ns that each progress thread of this process has used, by its thread id.
-std::vector<std::pair<int, std::uint64_t>> proxy_cpu_ns() {
-  std::vector<std::pair<int, std::uint64_t>> found;
-  DIR* tasks = ::opendir("/proc/self/task");
-  if (!tasks) return found;
-  while (const dirent* entry = ::readdir(tasks)) {
-    const std::string folder = std::string("/proc/self/task/") + entry->d_name;
-    std::string comm;
-    std::getline(std::ifstream(folder + "/comm") >> std::ws, comm);
-    std::uint64_t ns = 0;
-    if (comm == "marrow-proxy" && std::ifstream(folder + "/schedstat") >> ns)
-      found.emplace_back(std::atoi(entry->d_name), ns);
+/// The busiest progress thread: the others belong to ranks that sleep.
+placement::Task busiest() {
+  placement::Task out;
+  for (const placement::Task& task : placement::tasks("marrow-proxy")) {
+    if (out.id == 0 || task.used_ns > out.used_ns) out = task;
   }
-  ::closedir(tasks);
-  return found;
+  return out;
 }
 
+/// Fills `rings` of ours once, the first is of peer 1. @return Mops/s
+double rate(Scene& s, int rings, int producers, int scale) {
+  // Awake when it begins: how long that takes is a row of its own.
+  produce<<<1, 32 * rings, 0, s.stream>>>(s.handle, s.window, rings, 1, s.failed);
+  finish<<<1, 1, 0, s.stream>>>(s.handle, rings, s.failed);
+  const int each = each_of(producers, total_of(producers) * scale);
+  const double ns = timed(s.stream, [&] {
+    produce<<<blocks_of(producers), threads_of(producers), 0, s.stream>>>(s.handle, s.window, rings,
+                                                                          each, s.failed);
+  });
+  finish<<<1, 1, 0, s.stream>>>(s.handle, rings, s.failed);
+  s.check("descriptors");
+  return static_cast<double>(each) * producers * 1e3 / ns;
+}
+
+std::vector<double> quotients(const std::vector<double>& a, const std::vector<double>& b) {
+  std::vector<double> out;
+  for (std::size_t i = 0; i < a.size(); ++i) out.push_back(a[i] / b[i]);
+  return out;
+}
+
+/// Ours and its floor in turns, on the same CPUs.
 void rates() {
+  constexpr int kTurns = 4;  // the first only warms up
+  BareRings bare;
   for (const int threads : {1, 2, 4, 8}) {
     Options options;
     options.threads = threads;
+    options.sleep_us = 2000;  // out of the way while the bare rings are drained
     with_ranks(options, [&](Scene& s) {
       for (const int producers : {1, 32, 1024, 16896}) {
         if (threads > 1 && producers < 1024) continue;
-        std::vector<double> rates;
-        for (int repeat = 0; repeat < 4; ++repeat) {
-          const int each = each_of(producers, total_of(producers) * (producers == 1 ? 1 : threads));
-          const double ns = timed(s.stream, [&] {
-            produce<<<blocks_of(producers), threads_of(producers), 0, s.stream>>>(
-                s.handle, s.window, threads, each, s.failed);
-          });
-          finish<<<1, 1, 0, s.stream>>>(s.handle, threads, s.failed);
-          s.check("descriptors");
-          if (repeat) rates.push_back(static_cast<double>(each) * producers * 1e3 / ns);
+        const bool scaling = threads > 1 && producers == 1024;
+        const int scale = producers == 1 ? 1 : threads;
+        std::vector<double> ours, floor, ours_one, floor_one, fifo;
+        for (int turn = 0; turn < kTurns; ++turn) {
+          const double bare_now = bare.rate(threads, producers);
+          const double now = rate(s, threads, producers, scale);
+          if (turn == 0) continue;
+          floor.push_back(bare_now);
+          ours.push_back(now);
+          if (scaling) {
+            floor_one.push_back(bare.rate(1, producers, 1));
+            ours_one.push_back(rate(s, 1, producers, 1));
+          }
+#if defined(MARROW_BENCH_MSCCLPP)
+          if (threads == 1 && producers == 1024) fifo.push_back(mscclpp_rate(producers));
+#endif
         }
-        add({"proxy: descriptors", "Mops/s", "put_value of 8 bytes; all completed", producers,
-             threads, true, "null", summary(rates), true});
+        const std::string how = placement::probe(drain_cpu(0), host_cpu(), nullptr, 0);
+        add({"bare ring: descriptors", "Mops/s", "in turns with ours; index and lap bits checked",
+             producers, threads, true, "", summary(floor), bare.right()});
+        add({"proxy: descriptors", "Mops/s", "put_value of 8 bytes; all completed; " + how,
+             producers, threads, true, "null", summary(ours), true});
+        add({"proxy / bare ring, each turn", "ratio", "of the two rows before it", producers,
+             threads, true, "null", summary(quotients(ours, floor)), true});
+        if (!fifo.empty()) {
+          add({"MSCCL++ FIFO: descriptors, in turns", "Mops/s", "16-byte triggers; FIFO of 65536",
+               producers, threads, true, "", summary(fifo), true});
+          add({"proxy / MSCCL++ FIFO, each turn", "ratio", "FIFO of 65536", producers, threads,
+               true, "null", summary(quotients(ours, fifo)), true});
+        }
+        if (scaling) {
+          add({"proxy: descriptors, one of several threads", "Mops/s", "in the same turns",
+               producers, threads, true, "null", summary(ours_one), true});
+          add({"bare ring: descriptors, one of several", "Mops/s", "in the same turns", producers,
+               threads, true, "", summary(floor_one), bare.right()});
+          add({"proxy: gain by threads / bare ring's, each turn", "ratio",
+               "all threads against one of them, for both", producers, threads, true, "null",
+               summary(quotients(quotients(ours, ours_one), quotients(floor, floor_one))), true});
+        }
       }
     });
   }
   Options small;
   small.ring = 1024;
+  small.sleep_us = 2000;
   with_ranks(small, [&](Scene& s) {
     for (const int producers : {1024, 16896}) {
-      std::vector<double> rates;
-      for (int repeat = 0; repeat < 4; ++repeat) {
-        const int each = each_of(producers, total_of(producers));
-        const double ns = timed(s.stream, [&] {
-          produce<<<blocks_of(producers), threads_of(producers), 0, s.stream>>>(s.handle, s.window,
-                                                                                1, each, s.failed);
-        });
-        finish<<<1, 1, 0, s.stream>>>(s.handle, 1, s.failed);
-        s.check("descriptors");
-        if (repeat) rates.push_back(static_cast<double>(each) * producers * 1e3 / ns);
+      std::vector<double> ours, floor;
+      for (int turn = 0; turn < kTurns; ++turn) {
+        const double bare_now = bare.rate(1, producers);
+        const double now = rate(s, 1, producers, 1);
+        if (turn == 0) continue;
+        floor.push_back(bare_now);
+        ours.push_back(now);
       }
       add({"proxy: descriptors, default ring", "Mops/s", "MARROW_PROXY_RING=1024", producers, 1,
-           true, "null", summary(rates), true});
+           true, "null", summary(ours), true});
+      add({"proxy / bare ring, default ring, each turn", "ratio", "the bare ring has 65536 slots",
+           producers, 1, true, "null", summary(quotients(ours, floor)), true});
     }
   });
 }
@@ -311,23 +357,17 @@ void latencies() {
       add({"proxy: first put after 10 ms of nothing", "ns",
            "MARROW_PROXY_SLEEP_US=" + std::to_string(sleep_us) + "; put_value and flush", 1, 1,
            true, "null", s.one_way(kRounds, 2, 1), true});
-      const auto before = proxy_cpu_ns();
+      const placement::Task before = busiest();
       const auto from = std::chrono::steady_clock::now();
       std::this_thread::sleep_for(std::chrono::seconds(2));
       const std::chrono::duration<double, std::nano> passed =
           std::chrono::steady_clock::now() - from;
-      std::vector<double> shares;
-      for (const auto& [id, ns] : proxy_cpu_ns()) {
-        for (const auto& [old_id, old_ns] : before) {
-          if (id == old_id) shares.push_back(static_cast<double>(ns - old_ns) / passed.count());
-        }
-      }
       // Ours is the busier of the two ranks': the other sleeps 50 ms at a time.
-      std::sort(shares.begin(), shares.end());
-      if (!shares.empty()) shares.erase(shares.begin(), shares.end() - 1);
+      const double share =
+          static_cast<double>(placement::task(before.id).used_ns - before.used_ns) / passed.count();
       add({"proxy: share of a core when idle", "ratio",
            "MARROW_PROXY_SLEEP_US=" + std::to_string(sleep_us) + "; thread CPU time over 2 s", 0, 1,
-           false, "null", summary(shares), true});
+           false, "null", summary({share}), true});
     });
   }
 }
@@ -367,7 +407,73 @@ void over_shm() {
   }
 }
 
+/// The same rate with the threads in other places, each with a new communicator: what it depends on.
+void placements() {
+  const auto n = static_cast<int>(cpus().size());
+  struct Case {
+    std::string name;
+    int drain;
+    std::vector<int> wait_on;
+    std::string cpus;
+  };
+  std::vector<Case> cases;
+  for (const int at : {0, n / 4, n / 2, 3 * n / 4}) {
+    const int drain = drain_cpu(at);
+    cases.push_back({"waits on another core", drain, {host_cpu()}, std::to_string(drain)});
+    std::vector<int> same = placement::siblings(drain);
+    std::erase(same, drain);
+    if (at == 0 && !same.empty())
+      cases.push_back({"waits on the same core", drain, {same[0]}, std::to_string(drain)});
+  }
+  cases.push_back({"waits and drains anywhere", drain_cpu(0), cpus(), "none"});
+  for (int again = 0; again < 3; ++again) {
+    for (const Case& at : cases) {
+      Options options;
+      options.wait_on = at.wait_on;
+      options.cpus = at.cpus;
+      with_ranks(options, [&](Scene& s) {
+        std::string rates;
+        std::string first;
+        const auto before = busiest();
+        if (at.cpus != "none") first = placement::probe(at.drain, ::sched_getcpu(), nullptr, 0);
+        const std::uint64_t stolen = placement::stolen_ms(at.drain);
+        for (int repeat = 0; repeat < 4; ++repeat) {
+          const int each = each_of(1024, total_of(1024));
+          const double ns = timed(s.stream, [&] {
+            produce<<<blocks_of(1024), threads_of(1024), 0, s.stream>>>(s.handle, s.window, 1, each,
+                                                                        s.failed);
+          });
+          finish<<<1, 1, 0, s.stream>>>(s.handle, 1, s.failed);
+          s.check("descriptors");
+          char text[32];
+          std::snprintf(text, sizeof(text), " %6.1f", static_cast<double>(each) * 1024 * 1e3 / ns);
+          if (repeat) rates += text;
+        }
+        const auto after = busiest();
+        const auto [address, bytes] = placement::mapping("memfd:marrow-host");
+        const std::string how = placement::probe(after.cpu, ::sched_getcpu(), address, bytes);
+        std::printf(
+            "proxy, %-26s%s M/s (before: %s); waits on CPU %d, drains on CPU %d, pushed off %llu "
+            "times, %llu ms stolen; %s; ring: %s\n",
+            at.name.c_str(), rates.c_str(), first.c_str(), ::sched_getcpu(), after.cpu,
+            static_cast<unsigned long long>(after.pushed - before.pushed),
+            static_cast<unsigned long long>(placement::stolen_ms(at.drain) - stolen), how.c_str(),
+            placement::text(placement::pages(address, bytes)).c_str());
+        std::fflush(stdout);
+      });
+    }
+  }
+}
+
 }  // namespace
+
+void marrow_placement() {
+  null_network::add();
+  bare_placement({drain_cpu(0), drain_cpu(1), drain_cpu(2), drain_cpu(3)});
+  if (const std::vector<int> same = placement::siblings(drain_cpu(0)); same.size() > 1)
+    bare_placement({same[0], same[1]});
+  placements();
+}
 
 void marrow_rows(const std::string& only) {
   null_network::add();

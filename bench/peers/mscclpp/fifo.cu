@@ -46,7 +46,7 @@ struct Fifo {
               return mscclpp::ProxyHandlerResult::Continue;
             },
             [] {
-              pin_self(kFirstCpu);
+              pin_self(drain_cpu(0));
               must(cudaSetDevice(0), "device");
             },
             size) {
@@ -55,6 +55,26 @@ struct Fifo {
 };
 
 }  // namespace
+
+double mscclpp_rate(int producers) {
+  static cudaStream_t stream = nullptr;
+  if (!stream) must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  Fifo fifo(65536);
+  const mscclpp::FifoDeviceHandle handle = fifo.proxy.fifo()->deviceHandle();
+  double rate = 0;
+  for (int turn = 0; turn < 2; ++turn) {  // the first warms up
+    const int each = each_of(producers, total_of(producers) / (turn ? 2 : 8));
+    const std::uint64_t all = fifo.handled + std::uint64_t(each) * producers;
+    const double ns = timed(stream, [&] {
+      push<<<blocks_of(producers), threads_of(producers), 0, stream>>>(handle, each);
+    });
+    for (int i = 0; i < 2000 && fifo.handled != all; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    rate = static_cast<double>(each) * producers * 1e3 / ns;
+  }
+  fifo.proxy.stop();
+  return rate;
+}
 
 void mscclpp_rows() {
   cudaStream_t stream = nullptr;
