@@ -154,12 +154,33 @@ struct DispatchOutput {
   void* scales = nullptr;  ///< as Scales and ScaleOrder say; 4-byte aligned. Null if there are none
 };
 
+/// Registered memory of this rank that a tensor lies in: Window::handle(), or LocalBuffer::handle(), of the Group's communicator.
+struct Registered {
+  Registered() = default;
+  Registered(const LocalBufferHandle& buffer) : memory(buffer) {}  // NOLINT: implicit by design
+  Registered(const WindowHandle& window) {                         // NOLINT: implicit by design
+    memory.abi = window.abi;
+    memory.id = window.id;
+    memory.bytes = window.bytes;
+    memory.local = window.local;
+    memory.gda_local = window.gda_local;
+    memory.gda_lkey = window.gda_lkey;
+    memory.host_memory = window.host_memory;
+    memory.owner = window.owner;
+  }
+  LocalBufferHandle memory;  ///< local == nullptr: none
+};
+
 struct CombineInput {
   /// Experts' outputs, bf16, device memory, 16-byte aligned, in the order of the dispatch's output: [L, C, H]. Rank-major: [R, M, H], already
   /// summed over our experts by the caller; weights are not applied then.
   const void* rows = nullptr;
   CombineMode mode = CombineMode::exact;
   bool weighted = true;  ///< false: every weight counts as 1
+  /// Where the whole tensor `rows` lies, or nothing. Rows of the exact mode, and of rank-major, then go to peers that load/store does not
+  /// reach straight from there, without a copy on their way; `rows` may be overwritten by what follows combine_receive in the stream,
+  /// not before. (To other peers nothing is copied twice in any case; in fast mode the sums are.)
+  Registered registered = {};
 };
 
 struct CombineOutput {
@@ -233,7 +254,9 @@ class MARROW_API Group {
   void dispatch(const DispatchInput& input, const DispatchOutput& output, const Handle& handle,
                 void* stream = nullptr);
 
-  /// Sends the experts' rows of the handle's batch back to the tokens' owners. A handle may be combined any number of times.
+  /// Sends the experts' rows of the handle's batch back to the tokens' owners. A handle may be combined any number of times. `input`'s rows
+  /// may be overwritten by what follows in the stream, unless they are registered.
+  /// @throws Error(invalid_argument), also when the tensor does not lie in its registered memory
   void combine_send(const CombineInput& input, const Handle& handle, void* stream = nullptr);
   /// `mode`, `weighted` and `handle` as in the send of the oldest combine in flight. The number of tokens is that of the handle's dispatch.
   void combine_receive(const CombineOutput& output, const Handle& handle, void* stream = nullptr);

@@ -143,6 +143,29 @@ class Group::State {
     if (s.scale_words) require_pointer(out.scales, 4, "DispatchOutput::scales");
   }
 
+  /// The tensor lies in the registered memory that it is said to lie in.
+  void require_registered(const CombineInput& in) const {
+    const LocalBufferHandle& memory = in.registered.memory;
+    if (!memory.local) return;
+    const Shape& s = plan_.shape;
+    const std::uint64_t bytes =
+        (s.rank_major
+             ? static_cast<std::uint64_t>(s.ranks) * static_cast<std::uint64_t>(s.tokens)
+             : static_cast<std::uint64_t>(s.local) * static_cast<std::uint64_t>(s.capacity)) *
+        s.combine_stride;
+    const auto from = reinterpret_cast<std::uintptr_t>(in.rows);
+    const auto begin = reinterpret_cast<std::uintptr_t>(memory.local);
+    if (memory.owner != device_.handle().owner)
+      throw bad("CombineInput::registered belongs to another communicator",
+                "register the tensor with the Group's own");
+    if (from >= begin && from - begin <= memory.bytes && bytes <= memory.bytes - (from - begin))
+      return;
+    throw bad("CombineInput::rows, " + std::to_string(bytes) +
+                  " bytes, does not lie in CombineInput::registered, which has " +
+                  std::to_string(memory.bytes),
+              "give the window or buffer that the whole tensor lies in, or none");
+  }
+
   /// Before a send. Once a call was captured, what is in flight is known to the kernels alone: they check it, too.
   void require_room(std::size_t in_flight, const char* what) const {
     if (captured_ || in_flight < static_cast<std::size_t>(config_.batches_in_flight)) return;
@@ -184,8 +207,10 @@ class Group::State {
   void combine(const CombineInput& in, const CombineOutput& out, const Handle& handle, void* stream,
                Phase phase) {
     const std::uint64_t at = offset_of(handle);
-    if (phase != Phase::receive && plan_.shape.local > 0)
+    if (phase != Phase::receive && plan_.shape.local > 0) {
       require_pointer(in.rows, 16, "CombineInput::rows");
+      require_registered(in);
+    }
     if (phase != Phase::send) require_pointer(out.rows, 16, "CombineOutput::rows");
     if (phase == Phase::both && !combines_.empty())
       throw bad("combine with an earlier one in flight", "receive it first");

@@ -92,6 +92,11 @@ inline void run_combine(const Target& t, const DeviceCommunicator& comm, const W
   far.handle = handle;
   far.combine = 1;
   far.exact = a.exact;
+  if (in.registered.memory.local && a.rows && (a.exact || s.rank_major)) {
+    a.from_rows = far.from_rows = 1;
+    far.source = Region(in.registered.memory);
+    far.offset = static_cast<std::uint64_t>(a.rows - in.registered.memory.local);
+  }
   if (phase == Phase::both && !s.far_any) {
     a.send = a.receive = 1;
     launch_early(t.place, t.blocks, t.threads, 0, kernel, comm, w, s, a);

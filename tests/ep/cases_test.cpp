@@ -257,6 +257,52 @@ TEST_P(EpCases, Case09_InfinitiesAndNaNsOfExperts) {
   run(3, s);
 }
 
+/// Far peers get rows straight from where the experts left them; what looks like "nothing here" must arrive all the same.
+TEST_P(EpCases, Case09_OutputsInWindows) {
+  Scenario s = bf16(3);
+  s.registered = true;
+  s.wild = true;
+  s.config.top_k = 5;
+  s.config.experts = {5, 4, 3};
+  s.batches = 4;
+  run(3, s);
+  s.config.capacity = 4;  // dropped rows are zeros
+  run(3, s);
+  s.config.capacity = 0;
+  s.config.layout = ep::Layout::rank_major;
+  run(3, s);
+  s = bf16(2);
+  s.registered = true;
+  s.split = true;
+  s.config.batches_in_flight = 3;
+  s.batches = 9;
+  run(2, s);
+}
+
+TEST_P(EpCases, Case09_OutputsOutsideTheirWindowAreRefused) {
+  run_ranks(path(), 2, [&](Communicator& comm, Site& site) -> std::string {
+    Scenario s = bf16(comm.nranks());
+    s.stream = site.stream();
+    s.batches = 1;
+    Checker checker(comm, s, site.memory());
+    if (std::string wrong = checker.run(); !wrong.empty()) return wrong;
+    ep::Group& group = checker.group();
+    Window window = comm.allocate(static_cast<std::uint64_t>(3 * group.capacity()) * 288);
+    auto* at = static_cast<std::byte*>(window.data());
+    for (void* rows : {static_cast<void*>(at + 16), static_cast<void*>(checker.buffers(0).z)}) {
+      try {
+        group.combine_send({.rows = rows, .registered = window.handle()}, group.handle(0),
+                           site.stream());
+        return "rows outside their window were taken";
+      } catch (const Error& error) {
+        if (error.code() != Code::invalid_argument) return error.what();
+      }
+    }
+    group.close();
+    return {};
+  });
+}
+
 /// Delays of up to a millisecond, a few of them longer, different on each rank.
 std::function<void(int, int)> random_delays(int rank, std::uint64_t seed, int longest_us) {
   return [=](int batch, int which) {
@@ -472,6 +518,8 @@ TEST_P(EpStress, Case18_FullQueuesAndNetworksThatReorder) {
     s.split = true;
     s.tokens = {40, 31, 0, 40, 7};
     s.batches = 8;
+    run_scenario(GetParam(), 3, s);
+    s.registered = true;
     run_scenario(GetParam(), 3, s);
   }
 }

@@ -71,9 +71,10 @@ class Checker : public Script {
       if (!s_.combines) continue;
       for (const ep::CombineMode mode : {ep::CombineMode::exact, ep::CombineMode::fast}) {
         for (int i = 0; i < n; ++i) {
+          if (s_.registered) fill_outputs(from + i, i);
           step(from + i, 2);
           memory_.poison(buffers_[i].out, out_bytes());
-          const ep::CombineInput in{.rows = buffers_[i].z, .mode = mode, .weighted = s_.weighted};
+          const ep::CombineInput in = combine_input(i, mode);
           if (s_.split) {
             group_.combine_send(in, handle(from + i), s_.stream);
           } else {
@@ -83,6 +84,7 @@ class Checker : public Script {
         for (int i = 0; i < n; ++i) {
           step(from + i, 3);
           if (s_.split) group_.combine_receive({buffers_[i].out}, handle(from + i), s_.stream);
+          if (s_.registered) memory_.poison(buffers_[i].z, z_bytes());
         }
         if (const ep::Report r = group_.report(s_.stream); r.status != Status::ok)
           return "combine status " + std::string(name(r.status));
@@ -305,10 +307,28 @@ class Checker : public Script {
       b.weights = static_cast<float*>(memory.allocate(M * K * 4));
       b.y = memory.allocate(out_rows_ * group_.row_bytes() + kGuard);
       b.ys = memory.allocate(out_rows_ * group_.scale_bytes() + kGuard);
-      b.z = memory.allocate(out_rows_ * static_cast<std::size_t>(c_.hidden) * 2 + 16);
+      if (s_.registered) {
+        // As large on every rank.
+        const int most = *std::max_element(c_.experts.begin(), c_.experts.end());
+        const std::size_t rows =
+            rank_major_ ? out_rows_ : static_cast<std::size_t>(most) * c_.capacity;
+        windows_.push_back(
+            comm_.allocate(rows * static_cast<std::size_t>(c_.hidden) * 2 + kOffset));
+        b.z = static_cast<std::byte*>(windows_.back().data()) + kOffset;
+      } else {
+        b.z = memory.allocate(z_bytes());
+      }
       b.out = memory.allocate(M * static_cast<std::size_t>(c_.hidden) * 2 + kGuard);
       buffers_.push_back(b);
     }
+  }
+
+  static constexpr std::size_t kOffset = 48;  // of outputs in their window
+  std::size_t z_bytes() const { return out_rows_ * static_cast<std::size_t>(c_.hidden) * 2; }
+  ep::CombineInput combine_input(int lane, ep::CombineMode mode) const {
+    ep::CombineInput in{.rows = buffers_[lane].z, .mode = mode, .weighted = s_.weighted};
+    if (s_.registered) in.registered = windows_[lane].handle();
+    return in;
   }
 
   void step(int batch, int which) {
@@ -386,6 +406,7 @@ class Checker : public Script {
   ep::Group group_;
   Memory& memory_;
   std::vector<Buffers> buffers_;
+  std::vector<Window> windows_;
   std::size_t out_rows_ = 0;
 };
 

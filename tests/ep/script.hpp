@@ -38,6 +38,8 @@ struct Scenario {
   bool combines = true;
   /// Experts' outputs hold infinities, NaNs of every kind, the largest and the smallest numbers and negative zeros.
   bool wild = false;
+  /// Experts' outputs lie in windows, and are overwritten as soon as combine's receive has ended.
+  bool registered = false;
 };
 
 inline std::uint64_t mix(std::uint64_t a, std::uint64_t b) {

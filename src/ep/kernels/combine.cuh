@@ -63,6 +63,7 @@ MARROW_DEVICE Outgoing outgoing(const Run& r, const CombineArgs& a, int number) 
       row = reinterpret_cast<const std::int32_t*>(record_at(r, 0, slot) + sizeof(Record))[-2 - row];
   }
   out.to = row_target(r, number, slot, column);
+  if (!kSum && a.from_rows && row >= 0 && s.is_far(slot / s.tokens)) out.to = nullptr;
   out.row = row < 0 ? nullptr : a.rows + static_cast<std::uint64_t>(row) * s.combine_stride;
   return out;
 }
@@ -184,6 +185,7 @@ struct Columns {
   int source[kMost];
   float weight[kMost];
   int count = 0;
+  std::uint32_t sure = 0;  ///< of far sources: here, whatever they look like
 };
 
 MARROW_DEVICE void add_columns(const Run& r, const Columns& columns, std::byte* token_base,
@@ -217,7 +219,7 @@ MARROW_DEVICE void add_columns(const Run& r, const Columns& columns, std::byte* 
         const int index = quad * kQuadCells + c * kQuadLanes + lane;
         if (index < s.combine_cells) here &= mark_of(cell[n][c]) != kSentinel;
       }
-      if (here) missing &= ~(1u << n);
+      if (here || (columns.sure >> n & 1)) missing &= ~(1u << n);
     }
     return missing == 0;
   };
@@ -307,6 +309,7 @@ MARROW_DEVICE void receive_combine(const Run& r, const CombineArgs& a) {
         if (k >= all) continue;
         columns.column[n] = k;
         columns.source[n] = own_rank[k];
+        if (s.is_far(own_rank[k])) columns.sure |= 1u << n;
         if (by_choice && a.weighted) columns.weight[n] = own_weights[k];
         ++columns.count;
         ++k;

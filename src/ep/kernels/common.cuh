@@ -54,7 +54,8 @@ struct CombineArgs {
   std::uint64_t* times;
   std::uint64_t handle;
   std::uint8_t exact, weighted, send, receive;
-  std::uint8_t reserved[4];
+  std::uint8_t from_rows;  ///< far peers' rows are put straight from `rows`
+  std::uint8_t reserved[3];
 };
 
 template <class T>

@@ -16,7 +16,11 @@ inline namespace cpu_device {
 struct FarArgs {
   std::uint64_t handle;
   std::uint8_t combine, exact;
-  std::uint8_t reserved[6];
+  std::uint8_t
+      from_rows;  ///< combine: rows are put straight from where the caller has them, which is `source` from `offset` on
+  std::uint8_t reserved[5];
+  Region source;
+  std::uint64_t offset;
 };
 
 /// Where a put goes from and to, within the window.
@@ -58,25 +62,42 @@ MARROW_DEVICE Status far_dispatch(const Run& r, const Gin<>& gin, int peer) {
   return status;
 }
 
-MARROW_DEVICE Status far_combine(const Run& r, const Gin<>& gin, int peer, bool by_pair) {
+MARROW_DEVICE const std::int32_t* rows_of(const std::byte* record) {
+  return reinterpret_cast<const std::int32_t*>(record + sizeof(Record));
+}
+
+MARROW_DEVICE Status far_combine(const Run& r, const Gin<>& gin, int peer, const FarArgs& a) {
   const Shape& s = r.s;
+  const bool by_pair = a.exact && !s.rank_major;
   const auto* head = r.table<HandleHead>(0);
   const int numbers = by_pair ? head->pairs : head->entries;
   Status status = Status::ok;
   for (int number = 0; number < numbers && status == Status::ok; ++number) {
     int slot;
     int column;
+    std::int64_t row = -1;
     if (by_pair) {
       const Pair pair = r.table<Pair>(s.pairs)[number];
       slot = pair.slot;
       column = pair.k;
+      row = pair.row;
+      if (row <= -2) row = rows_of(record_at(r, 0, slot))[-2 - row];
     } else {
       slot = static_cast<int>(r.table<std::uint32_t>(s.list)[number]);
-      column = reinterpret_cast<const Record*>(record_at(r, number, slot))->ordinal;
+      const std::byte* record = record_at(r, number, slot);
+      column = reinterpret_cast<const Record*>(record)->ordinal;
+      row = rows_of(record)[0];
     }
     if (slot / s.tokens != peer) continue;
+    const std::uint64_t to = s.combine_at(r.set, slot % s.tokens, column);
+    if (a.from_rows && row >= 0) {
+      status = gin.put(peer, r.window, to, a.source,
+                       a.offset + static_cast<std::uint64_t>(row) * s.combine_stride,
+                       s.combine_stride, Block{}, r.time_left());
+      continue;
+    }
     status = far_put(
-        r, gin, peer, s.combine_at(r.set, slot % s.tokens, column),
+        r, gin, peer, to,
         s.stage_combine + (static_cast<std::uint64_t>(r.set) * s.ranks * s.tokens * s.per_token +
                            static_cast<std::uint64_t>(number)) *
                               s.combine_stride,
@@ -100,8 +121,7 @@ MARROW_KERNEL far_put_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
   for (int i = block_index(); i < s.ranks; i += grid_size()) {
     const int peer = (s.rank + 1 + i) % s.ranks;
     if (!s.is_far(peer) || r.is_failed(peer)) continue;
-    Status status = a.combine ? far_combine(r, gin, peer, a.exact && !s.rank_major)
-                              : far_dispatch(r, gin, peer);
+    Status status = a.combine ? far_combine(r, gin, peer, a) : far_dispatch(r, gin, peer);
     if (status == Status::ok)
       status = gin.signal(peer, SignalAdd{(a.combine ? s.ranks : 0) + s.rank, 1}, Block{},
                           r.time_left());
@@ -129,8 +149,10 @@ MARROW_KERNEL far_wait_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm
   std::uint64_t since = start;
   for (int source = thread_index(); source < s.ranks; source += block_size()) {
     if (!s.is_far(source) || r.is_failed(source)) continue;
-    const Status status =
+    Status status =
         gin.wait_signal((a.combine ? s.ranks : 0) + source, received - from + 1, r.time_left());
+    // What follows in the stream may overwrite the caller's rows: they have been read.
+    if (a.from_rows && status == Status::ok) status = gin.flush(source, r.time_left());
     if (status != Status::ok) r.set_failed(source, status);
     since = r.note_wait(a.combine, source, since);
   }
