@@ -65,6 +65,9 @@ typedef struct marrow_network_services {
   const char* (*parameter)(void* user, const char* name);
   /** The registered network of that name, or NULL: for a network that wraps another. */
   const struct marrow_network* (*find)(void* user, const char* name);
+  /** PCI address of the GPU whose kernels post, e.g. "0000:18:00.0", or NULL: none. For a network with several
+   * devices, of which it takes the nearest. Only where `size` reaches it. */
+  const char* place_pci;
 } marrow_network_services;
 
 /** What a device of the network can do. All of it is a promise, none is probed later. */

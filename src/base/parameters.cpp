@@ -79,9 +79,10 @@ constexpr std::array kTable = {
          "Network under the proxy path: auto, the name of a built-in one, or the path of a plugin "
          "(.so); options of a network follow a '?'."),
     text("MARROW_NIC", "auto", "gda",
-         "NIC of the gda path and of the verbs network: auto (a real one if there is one that can "
-         "be "
-         "used), softnic, none, or a device such as mlx5_0 or mlx5_0:2 (its second port). The "
+         "NIC of the gda path and of the verbs network: auto (the nearest to the GPU of the real "
+         "ones "
+         "that can be used, else softnic), softnic, none, or a device such as mlx5_0 or mlx5_0:2 "
+         "(its second port). The "
          "libfabric network takes the name of one of its devices, such as eth0."),
     text("MARROW_PATH", "auto", "topology",
          "Path to the peers: auto, lsa, gda, proxy, or a comma list with one entry per peer rank."),

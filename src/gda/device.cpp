@@ -11,6 +11,8 @@
 #include "cuda/mappings.hpp"
 #include "marrow/abi/mlx5_prm.h"
 #include "marrow/error.hpp"
+#include "topology/topology.hpp"
+#include "verbs/pci.hpp"
 
 namespace marrow::gda {
 namespace {
@@ -61,7 +63,10 @@ std::shared_ptr<Device> Device::open(const std::string& provider, const std::str
   };
   const std::unique_ptr<verbs::ibv_device*, decltype(free_list)> owned(list, free_list);
   std::string tried;
-  for (int i = 0; i < count; ++i) {
+  std::vector<std::string> pci;
+  for (int i = 0; i < count; ++i)
+    pci.push_back(verbs::pci_of_nic("", table.get_device_name(list[i])));
+  for (const int i : verbs::nearest_first("", pci, topology::pci_of(place))) {
     const std::string found = table.get_device_name(list[i]);
     if (!name.empty() && found != name) continue;
     if (!table.is_supported(list[i])) {

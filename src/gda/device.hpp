@@ -34,7 +34,7 @@ void unmap_register_page(const cuda::Context& context, void* register_address) n
 
 class Device {
  public:
-  /// Opens `name` (empty: the first usable device) of a provider.
+  /// Opens `name` (empty: the usable device nearest to the place's GPU) of a provider.
   /// @param job  softnic: the job all ranks open; empty for real NICs
   /// @throws Error(unsupported) with one sentence why none could be used
   static std::shared_ptr<Device> open(const std::string& provider, const std::string& name,

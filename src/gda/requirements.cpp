@@ -15,6 +15,7 @@
 #include "gda/requirements_pci.hpp"
 #include "marrow/abi/mlx5_prm.h"
 #include "marrow/error.hpp"
+#include "verbs/pci.hpp"
 #include "verbs/ports.hpp"
 
 namespace marrow::gda {
@@ -112,7 +113,7 @@ void check_kernel(Rows& rows, const Machine& machine, const verbs::Table* table)
 }
 
 void check_driver(Rows& rows, const Machine& machine) {
-  const std::string version = read_text(machine.root + "/sys/module/nvidia/version");
+  const std::string version = verbs::read_text(machine.root + "/sys/module/nvidia/version");
   const int major = std::atoi(version.c_str());
   rows.add("NVIDIA driver",
            version.empty()           ? State::missing
@@ -147,7 +148,7 @@ void check_gpu(Rows& rows, const GpuFacts& gpu) {
 
 /// The registry key lets a GPU write to another device's registers; whether it does is seen below.
 void check_override(Rows& rows, const Machine& machine, bool works) {
-  const std::string parameters = read_text(machine.root + "/proc/driver/nvidia/params");
+  const std::string parameters = verbs::read_text(machine.root + "/proc/driver/nvidia/params");
   const bool set = parameters.find("PeerMappingOverride=1") != std::string::npos;
   rows.add("PeerMappingOverride", set || works ? State::found : State::warning,
            set     ? "set"
@@ -163,7 +164,7 @@ void check_node(Rows& rows, const Machine& machine, const std::string& nic) {
   std::string node;
   for (const auto& entry :
        fs::directory_iterator(machine.root + "/sys/class/infiniband_verbs", ignored)) {
-    if (read_text(entry.path() / "ibdev") == nic)
+    if (verbs::read_text(entry.path() / "ibdev") == nic)
       node = "/dev/infiniband/" + entry.path().filename().string();
   }
   const bool may = !node.empty() && machine.can_open(machine.root + node);
@@ -299,7 +300,7 @@ bool check_nic(std::vector<Need>& all, const Machine& machine, const verbs::Tabl
     if (uar) table.devx_free_uar(uar);
     return rows.complete();
   }
-  const std::string nic_pci = pci_of_nic(machine.root, nic);
+  const std::string nic_pci = verbs::pci_of_nic(machine.root, nic);
   bool pair_complete = false;
   for (const GpuFacts& gpu : machine.gpus) {
     Rows pair(all, cat("GPU ", gpu.ordinal, " to ", nic));
@@ -308,7 +309,7 @@ bool check_nic(std::vector<Need>& all, const Machine& machine, const verbs::Tabl
     pair.add("register mapping", why.empty() ? State::found : State::missing,
              why.empty() ? "mapped" : why, "the doorbell register mapped into the GPU's addresses",
              "set PeerMappingOverride (above); turn the IOMMU to pass-through (iommu=pt)");
-    const PciDistance distance = pci_distance(machine.root, gpu.pci, nic_pci);
+    const verbs::PciDistance distance = verbs::pci_distance(machine.root, gpu.pci, nic_pci);
     pair.add("distance", distance.near ? State::found : State::warning, distance.words,
              "one PCIe switch; anything else works, slower",
              "let each GPU use the NIC below its own switch (MARROW_NIC)");

@@ -13,9 +13,9 @@
 #include "cuda/driver.hpp"
 #include "gda/device.hpp"
 #include "gda/requirements.hpp"
-#include "gda/requirements_pci.hpp"
 #include "marrow/error.hpp"
 #include "topology/topology.hpp"
+#include "verbs/pci.hpp"
 
 namespace marrow::gda {
 namespace {
@@ -30,7 +30,7 @@ std::string library_of(const void* function) {
 
 /// CapEff of /proc/self/status, bit 14.
 bool has_ipc_lock() {
-  const std::string status = read_text("/proc/self/status");
+  const std::string status = verbs::read_text("/proc/self/status");
   const std::size_t at = status.find("CapEff:");
   if (at == std::string::npos) return false;
   return (std::strtoull(status.c_str() + at + 7, nullptr, 16) >> 14 & 1) != 0;

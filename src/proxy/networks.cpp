@@ -167,14 +167,18 @@ std::vector<Candidate> candidates(const std::string& wanted) {
 }
 
 Link::Link(const Candidate& candidate, std::unique_ptr<CopyEngine> engine,
-           const base::Parameters& parameters)
-    : candidate_(candidate), engine_(std::move(engine)), parameters_(parameters) {
+           const base::Parameters& parameters, std::string place_pci)
+    : candidate_(candidate),
+      engine_(std::move(engine)),
+      parameters_(parameters),
+      place_pci_(std::move(place_pci)) {
   services_.version = MARROW_NETWORK_VERSION;
   services_.size = sizeof(services_);
   services_.user = this;
   services_.log = log_line;
   services_.parameter = parameter;
   services_.find = find;
+  services_.place_pci = place_pci_.empty() ? nullptr : place_pci_.c_str();
   if (engine_) {
     services_.copy = copy;
     services_.copy_test = copy_test;

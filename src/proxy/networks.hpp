@@ -31,9 +31,9 @@ std::vector<Candidate> candidates(const std::string& wanted);
 /// One instance and endpoint of a network, for one progress thread. Closes them at the end.
 class Link {
  public:
-  /// Makes the instance. @param engine may be null
+  /// Makes the instance. @param engine may be null  @param place_pci of the GPU; empty: none
   Link(const Candidate& candidate, std::unique_ptr<CopyEngine> engine,
-       const base::Parameters& parameters = {});
+       const base::Parameters& parameters = {}, std::string place_pci = {});
   ~Link();
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
@@ -54,6 +54,7 @@ class Link {
   Candidate candidate_;
   std::unique_ptr<CopyEngine> engine_;
   const base::Parameters parameters_;
+  const std::string place_pci_;
   marrow_network_services services_{};
   marrow_network_properties properties_{};
   marrow_network_address address_{};

@@ -60,9 +60,11 @@ class DeviceImpl final : public Device {
 
 class TransportImpl final : public Transport {
  public:
-  TransportImpl(bootstrap::Bootstrap& bootstrap, const base::Parameters& parameters, Hooks hooks)
+  TransportImpl(bootstrap::Bootstrap& bootstrap, const base::Parameters& parameters,
+                const Place& place, Hooks hooks)
       : bootstrap_(bootstrap),
         parameters_(parameters),
+        place_pci_(topology::pci_of(place)),
         hooks_(std::move(hooks)),
         threads_(static_cast<int>(base::parameter_int("MARROW_PROXY_THREADS", parameters))),
         log_size_(static_cast<std::uint32_t>(std::countr_zero(
@@ -96,8 +98,8 @@ class TransportImpl final : public Transport {
         Blob addresses(static_cast<std::size_t>(threads_) * sizeof(marrow_network_address));
         for (int t = 0; t < threads_; ++t) {
           links_.push_back(std::make_unique<Link>(
-              candidate, hooks_.make_copy_engine ? hooks_.make_copy_engine() : nullptr,
-              parameters_));
+              candidate, hooks_.make_copy_engine ? hooks_.make_copy_engine() : nullptr, parameters_,
+              place_pci_));
           engines_[t]->use(*links_[t]);
           links_[t]->listen(static_cast<std::uint32_t>(bootstrap_.rank()),
                             static_cast<std::uint32_t>(nranks), engines_[t]->events());
@@ -334,6 +336,7 @@ class TransportImpl final : public Transport {
 
   bootstrap::Bootstrap& bootstrap_;
   const base::Parameters parameters_;
+  const std::string place_pci_;  ///< of the GPU; empty: none
   const Hooks hooks_;
   const int threads_;
   const std::uint32_t log_size_;
@@ -362,7 +365,7 @@ std::unique_ptr<Transport> Transport::open(bootstrap::Bootstrap& bootstrap,
         mine = candidates(base::parameter_string("MARROW_NETWORK", parameters));
         (void)Pinning(base::parameter_string("MARROW_PROXY_CPUS", parameters),
                       -1);  // refuses nonsense
-        transport = std::make_unique<TransportImpl>(bootstrap, parameters, std::move(hooks));
+        transport = std::make_unique<TransportImpl>(bootstrap, parameters, place, std::move(hooks));
         std::string names;
         for (const Candidate& candidate : mine)
           names += std::string(candidate.network->name) + "\n";

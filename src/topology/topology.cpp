@@ -105,6 +105,17 @@ int numa_of_pci(const std::string& pci) {
   return text.empty() ? -1 : std::atoi(text.c_str());
 }
 
+std::string pci_of(const Place& place) {
+  char text[32] = {};
+  if (!place.on_gpu() || !cuda::available() ||
+      cuda::driver().device_pci_bus_id(text, sizeof(text), place.device) != cuda::Result::success)
+    return {};
+  std::string pci = text;
+  std::transform(pci.begin(), pci.end(), pci.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
+  return pci;
+}
+
 std::vector<Gpu> gpus() {
   std::vector<Gpu> out;
   if (!cuda::available()) return out;
@@ -118,12 +129,7 @@ std::vector<Gpu> gpus() {
     gpu.ordinal = i;
     char text[96] = {};
     if (cu.device_name(text, sizeof(text), i) == cuda::Result::success) gpu.name = text;
-    char pci[32] = {};
-    if (cu.device_pci_bus_id(pci, sizeof(pci), i) == cuda::Result::success) {
-      gpu.pci = pci;
-      std::transform(gpu.pci.begin(), gpu.pci.end(), gpu.pci.begin(),
-                     [](unsigned char c) { return std::tolower(c); });
-    }
+    gpu.pci = pci_of(Place::gpu(i, nullptr));
     gpu.uuid = uuid_text(uuid_of(i).data());
     gpu.numa = numa_of_pci(gpu.pci);
     gpu.compute_capability = attribute(cuda::DeviceAttribute::compute_major, i) * 10 +

@@ -44,6 +44,8 @@ struct GpuPair {
 
 /// All GPUs this process sees; empty without a driver.
 std::vector<Gpu> gpus();
+/// PCI address of the place's GPU ("0000:18:00.0"); empty: no GPU, or the driver does not say.
+std::string pci_of(const Place& place);
 /// All RDMA devices, by sysfs.
 std::vector<Nic> nics();
 /// @param from, to  CUDA ordinals of this process

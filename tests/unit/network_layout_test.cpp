@@ -22,8 +22,8 @@ TEST(NetworkLayout, ANumberStandsForOneLayout) {
   using S = marrow_network_services;
   EXPECT_EQ((Offsets{sizeof(S), offsetof(S, user), offsetof(S, log), offsetof(S, copy),
                      offsetof(S, copy_test), offsetof(S, map_device), offsetof(S, unmap_device),
-                     offsetof(S, parameter), offsetof(S, find)}),
-            (Offsets{72, 8, 16, 24, 32, 40, 48, 56, 64}));
+                     offsetof(S, parameter), offsetof(S, find), offsetof(S, place_pci)}),
+            (Offsets{80, 8, 16, 24, 32, 40, 48, 56, 64, 72}));
   using P = marrow_network_properties;
   EXPECT_EQ((Offsets{sizeof(P), offsetof(P, device), offsetof(P, ordered), offsetof(P, atomics),
                      offsetof(P, device_memory), offsetof(P, host_only), offsetof(P, emulated),

@@ -8,6 +8,7 @@
 #include <rdma/fi_errno.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 
@@ -17,6 +18,7 @@
 #include "cuda/driver.hpp"
 #include "marrow/error.hpp"
 #include "networks/libfabric/table.hpp"
+#include "verbs/pci.hpp"
 
 namespace marrow::networks::libfabric {
 namespace {
@@ -56,6 +58,17 @@ base::IpAddress ip_of(const fi_info& info) {
     std::memcpy(ip.data(), &static_cast<const sockaddr_in6*>(info.src_addr)->sin6_addr, 16);
   }
   return ip;
+}
+
+/// How far a device is from the GPU; 0: not known for any.
+std::size_t distance_of(const fi_info& info, const std::string& gpu) {
+  if (gpu.empty() || !info.nic || !info.nic->bus_attr || info.nic->bus_attr->bus_type != FI_BUS_PCI)
+    return 0;
+  const fi_pci_attr& at = info.nic->bus_attr->attr.pci;
+  char pci[16];
+  std::snprintf(pci, sizeof(pci), "%04x:%02x:%02x.%x", at.domain_id, at.bus_id, at.device_id,
+                at.function_id & 7u);
+  return static_cast<std::size_t>(verbs::pci_distance("", gpu, pci).cost);
 }
 
 std::string parameter(const marrow_network_services& services, const char* name) {
@@ -133,6 +146,8 @@ std::vector<Info> find_devices(const marrow_network_services& services, const Op
   if (cuda::available()) add_offers(options, true, all);
   add_offers(options, false, all);
   // Interfaces as the bootstrap takes them, so that both use the same wires.
+  const std::string gpu =
+      services.size >= sizeof(services) && services.place_pci ? services.place_pci : "";
   const std::string filter = parameter(services, "MARROW_SOCKET_IFNAME");
   const std::vector<base::IpAddress> ips = base::interface_addresses(filter);
   const auto rank_of = [&](const fi_info& info) -> std::size_t {
@@ -145,7 +160,8 @@ std::vector<Info> find_devices(const marrow_network_services& services, const Op
     } else if (!is_provider(info, options.provider)) {
       return ~std::size_t{0};
     }
-    std::size_t interface = 0;
+    // IP interfaces in the bootstrap's order, NICs of their own kind by their way to the GPU.
+    std::size_t interface = is_ip(info) ? 0 : distance_of(info, gpu);
     if (is_ip(info)) {
       const std::uint32_t family = info.addr_format == FI_SOCKADDR_IN ? 4 : 6;
       if (options.family != 0 && options.family != family) return ~std::size_t{0};

@@ -13,6 +13,7 @@
 #include "cuda/driver.hpp"
 #include "marrow/error.hpp"
 #include "networks/guarded.hpp"
+#include "verbs/pci.hpp"
 
 namespace marrow::networks::rdma {
 namespace {
@@ -94,7 +95,10 @@ std::shared_ptr<Device> Device::open(const Options& options, const std::string& 
     }
     const auto free_list = [&](v::ibv_device** l) { table.free_device_list(l); };
     const std::unique_ptr<v::ibv_device*, decltype(free_list)> owned(list, free_list);
-    for (int i = 0; i < count; ++i) {
+    std::vector<std::string> pci;
+    for (int i = 0; i < count; ++i)
+      pci.push_back(v::pci_of_nic(options.sysfs, table.get_device_name(list[i])));
+    for (const int i : v::nearest_first(options.sysfs, pci, options.gpu)) {
       const std::string found = table.get_device_name(list[i]);
       if (!wanted.device.empty() && found != wanted.device) continue;
       try {

@@ -90,6 +90,7 @@ Options read_options(const marrow_network_services& services, const std::string&
       {"softnic", "MARROW_SOFTNIC"},
   };
   for (const auto& [key, name] : kParameters) apply(o, key, parameter(services, name));
+  if (services.size >= sizeof(services) && services.place_pci) o.gpu = services.place_pci;
   o.interfaces = parameter(services, "MARROW_SOCKET_IFNAME");
   constexpr const char* kPeerTimeout = "MARROW_PEER_TIMEOUT";
   o.peer_timeout = base::parse_duration(parameter(services, kPeerTimeout), kPeerTimeout);

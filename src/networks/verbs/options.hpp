@@ -24,6 +24,8 @@ struct Options {
   std::uint8_t traffic_class = 0;  ///< tc=
   bool eager = false;              ///< connect=eager: all peers in connect(), not on first use
   std::string softnic;             ///< softnic=, MARROW_SOFTNIC
+  std::string gpu;                 ///< its PCI address; of several NICs the nearest is taken
+  std::string sysfs;               ///< where /sys lies: for tests
   std::string interfaces;          ///< MARROW_SOCKET_IFNAME
   std::chrono::milliseconds peer_timeout{
       30000};  ///< MARROW_PEER_TIMEOUT: of each connection's set-up
