@@ -2,6 +2,7 @@
 // The registry of MARROW_* parameters, for programs that show or check it (`marrow env` is one).
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -23,5 +24,9 @@ struct ParameterInfo {
 
 /// All parameters, sorted by name.
 MARROW_API std::vector<ParameterInfo> parameters();
+
+/// Lines of the log that this process could not write where MARROW_DEBUG_FILE says: a full disk, a closed pipe.
+/// Logging never fails a communicator; this says what is missing from the log.
+MARROW_API std::uint64_t dropped_log_lines() noexcept;
 
 }  // namespace marrow

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "base/log.hpp"
 #include "base/parameters.hpp"
 #include "marrow/parameters.hpp"
 
@@ -15,5 +16,7 @@ std::vector<ParameterInfo> parameters() {
   }
   return all;
 }
+
+std::uint64_t dropped_log_lines() noexcept { return base::log::dropped(); }
 
 }  // namespace marrow

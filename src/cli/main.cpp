@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `marrow`: demo, perf, ep, info, doctor, env, errors. Everything is on the public API.
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -8,6 +9,7 @@
 #include "cli/json.hpp"
 #include "cli/ranks.hpp"
 #include "marrow/error.hpp"
+#include "marrow/parameters.hpp"
 
 namespace marrow::cli {
 
@@ -83,6 +85,12 @@ int main_of(int argc, char** argv) {
       return spawn_processes(processes, argv);
     }
     const int result = run(invocation);
+    if (const std::uint64_t lost = dropped_log_lines()) {
+      std::fprintf(
+          stderr,
+          "marrow: %llu log lines could not be written (MARROW_DEBUG_FILE: disk full or closed).\n",
+          static_cast<unsigned long long>(lost));
+    }
     // Results that did not reach the disk or the reader are no success.
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
       std::fprintf(stderr, "marrow: standard output could not be written (disk full or closed).\n");

@@ -130,6 +130,15 @@ def test_output_that_cannot_be_written_is_no_success(marrow):
     assert done.returncode == 2 and "standard output could not be written" in done.stderr
 
 
+def test_log_lines_that_were_lost_are_counted(marrow):
+    logged = {"MARROW_DEBUG": "TRACE", "MARROW_DEBUG_FILE": "/dev/full"}
+    done = marrow.run("perf", "signal", "--path", "lsa", *QUICK, env=logged)
+    assert done.returncode == 0, done.stderr
+    lost = re.search(r"marrow: (\d+) log lines could not be written", done.stderr)
+    assert lost and int(lost.group(1)) > 0, done.stderr
+    assert "log lines" not in marrow.run("perf", "signal", "--path", "lsa", *QUICK).stderr
+
+
 def children_of(pid):
     return [int(p) for p in (pathlib.Path("/proc") / str(pid) / "task" / str(pid) / "children").read_text().split()]
 

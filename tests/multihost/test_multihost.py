@@ -240,3 +240,4 @@ def test_full_disk_fails_no_communicator(plugged, folder):
     with Ranks(plugged, folder, "talker", {"MARROW_DEBUG": "TRACE", "MARROW_DEBUG_FILE": "/dev/full"}) as ranks:
         for rank in range(3):
             assert ranks.result(rank) == "ok", ranks.log(rank)
+            assert int(ranks.hear(rank, "dropped")) > 0, "lines that were lost are counted"

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "marrow/device.cuh"
+#include "marrow/parameters.hpp"
 #include "multiprocess/ranks.hpp"
 
 namespace marrow::test {
@@ -125,6 +126,7 @@ MARROW_ROLE(talker) {
   if (talked != "ok") return talked;
   comm.check();
   comm.barrier();
+  self.say("dropped", to_string(dropped_log_lines()));
   return "ok";
 }
 

@@ -16,6 +16,7 @@
 
 #include "marrow/error.hpp"
 #include "unit/network_sides.hpp"
+#include "unit/required.hpp"
 
 namespace {
 std::atomic<bool> link_is_down{false};
@@ -54,7 +55,7 @@ std::string missing(const std::string& provider) {
 }
 
 #define NEEDS(provider) \
-  if (const std::string why = missing(provider); !why.empty()) GTEST_SKIP() << why
+  if (const std::string why = missing(provider); !why.empty()) MARROW_SKIP_WITHOUT("libfabric", why)
 
 class Libfabric : public ::testing::TestWithParam<const char*> {
  protected:
