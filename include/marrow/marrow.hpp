@@ -208,6 +208,15 @@ class MARROW_API Communicator {
   ///         and device communicators again among the survivors (take handles anew), and try again
   void admit(int rank, std::chrono::milliseconds deadline = std::chrono::seconds(30));
 
+  /// Collective of the ranks that are not masked, after a connection broke between two that live: check() has
+  /// thrown an error of the network that names the peer, and agree_failures() masked nobody. Windows and device
+  /// communicators are made again with new connections (queue pairs), by the paths that are possible now. As after
+  /// admit(), every handle and LocalBufferHandle must be taken anew, and no kernel may use this communicator
+  /// meanwhile. Windows keep their content; signals, counters, barriers, packets and queues are as new.
+  /// @throws Error(mismatch) when a rank makes another call; Error(peer_failed) when one dies meanwhile: then call
+  ///         agree_failures(), which makes them again; Error(unsupported) naming why no path is left
+  void reconnect();
+
   /// Collective, host side: all ranks have arrived.
   void barrier();
   /// Collective, host side: every rank's bytes, by rank.

@@ -8,6 +8,8 @@
 // is compared, and signals, counters, barrier words, packets and queues are as new on every rank. Only
 // the windows' own memory stays.
 //
+// reconnect() does the same without a newcomer, where a connection between two that live has broken.
+//
 // If the newcomer dies half way, survivors are left without windows (torn_) until agree_failures(),
 // which makes them again among the survivors.
 #include <algorithm>
@@ -185,6 +187,33 @@ void CommunicatorState::admit(int rank, std::chrono::milliseconds deadline) {
   MARROW_INFO(core, "rank ", rank, " was replaced");
 }
 
+/// Collective of those who are here. What fails is mended by agree_failures().
+void CommunicatorState::make_again() {
+  torn_ = true;
+  for (const auto& device : devices_) device->stop();
+  bootstrap_->barrier();  // no proxy thread of any rank touches anything any more
+  take_apart();
+  try {
+    rebuild();
+  } catch (...) {
+    rebuilding_ = false;
+    throw;
+  }
+}
+
+void CommunicatorState::reconnect() {
+  require_admitted("reconnect()");
+  if (closed_)
+    throw Error(Code::invalid_argument, "reconnect() after close()", "make a new communicator");
+  synchronize();  // our kernels: none of this communicator may run meanwhile
+  constexpr std::uint64_t kCall =
+      0x7265636f6e6e6563;  // any number that other collectives do not send
+  same_on_all("the call reconnect()", kCall);
+  make_again();
+  faults_->agreed(masked_);  // what the old connections had to say is over
+  MARROW_INFO(core, "connections, windows and device communicators were made again");
+}
+
 /// The newcomer's half of admit(), up to the objects, which its program makes.
 void CommunicatorState::join_survivors() {
   meet_newcomer(-1);
@@ -197,16 +226,7 @@ void CommunicatorState::join_survivors() {
 void CommunicatorState::rebuild_if_torn() {
   const std::vector<std::uint8_t> torn = allgather(static_cast<std::uint8_t>(torn_));
   if (std::none_of(torn.begin(), torn.end(), [](auto t) { return t != 0; })) return;
-  torn_ = true;
-  for (const auto& device : devices_) device->stop();
-  bootstrap_->barrier();
-  take_apart();
-  try {
-    rebuild();
-  } catch (...) {
-    rebuilding_ = false;
-    throw;
-  }
+  make_again();
 }
 
 }  // namespace marrow::core

@@ -117,6 +117,7 @@ std::vector<bool> Communicator::agree_failures(std::chrono::milliseconds deadlin
 void Communicator::admit(int rank, std::chrono::milliseconds deadline) {
   open(state_, "Communicator").admit(rank, deadline);
 }
+void Communicator::reconnect() { open(state_, "Communicator").reconnect(); }
 void Communicator::barrier() {
   core::CommunicatorState& state = open(state_, "Communicator");
   state.require_admitted("barrier()");

@@ -123,6 +123,7 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   void revoke(const std::string& why);
   std::vector<bool> agree_failures(std::chrono::milliseconds deadline);
   void admit(int rank, std::chrono::milliseconds deadline);
+  void reconnect();
   std::vector<PeerInfo> peers() const;
   PeerStatistics statistics(int peer) const;
   void synchronize();
@@ -134,6 +135,7 @@ class CommunicatorState : public std::enable_shared_from_this<CommunicatorState>
   Survey survey_failed_ranks(const std::vector<bool>& masked);
   void adopt_failures(const std::vector<bool>& failed);
   /// Collective: makes again what an admission that failed has taken apart.
+  void make_again();
   void rebuild_if_torn();
   void join_survivors();
   void meet_newcomer(int objects);

@@ -216,7 +216,7 @@ void Engine::say_late_downs() {
 void Engine::report_down(std::uint32_t peer) {
   if (down_[peer].empty()) return;
   report(static_cast<int>(peer), Code::peer_failed, down_[peer],
-         "call agree_failures, or end the job");
+         "call agree_failures, and reconnect when that names nobody; or end the job");
   down_[peer].clear();
 }
 
