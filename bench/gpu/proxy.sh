@@ -3,7 +3,7 @@
 # What the proxy path costs on this machine's first GPU, beside a bare ring of the same run: prints the figures that
 # have a limit, writes OUT/proxy.json (bench/schema.json). Needs 16 CPU cores for eight progress threads.
 #   bench/gpu/proxy.sh BUILD [OUT]     BUILD: a build tree with marrow_proxy_bench, or a folder with it
-#   ONLY=rates                         a part of it: bare, rates, latencies, shm, mscclpp
+#   ONLY=rates,latencies               parts of it: bare, rates, latencies, shm, mscclpp; repeats leave shm out
 #   REPEAT=3                           how often all of it is taken; the table has each
 #   PLACEMENT=1                        first, why rates differ: the same rate on other CPUs, with what each CPU did at the time
 #   COMMIT=...                         what the figures are of; default: git's
@@ -17,7 +17,9 @@ program=$(need_program marrow_proxy_bench) || exit
 failed=0
 if [ -n "${PLACEMENT:-}" ]; then timeout 120 "$program" --only placement | tee "$out/placement.txt" || failed=1; fi
 for ((i = 1; i <= ${REPEAT:-3}; ++i)); do
-  timeout 120 "$program" --json "$out/proxy-rows-$i.json" ${ONLY:+--only "$ONLY"} > "$out/proxy-$i.log" 2>&1
+  only=${ONLY:-}
+  [ -z "$only" ] && [ "$i" != 1 ] && only=bare,rates,latencies,mscclpp
+  timeout 120 "$program" --json "$out/proxy-rows-$i.json" ${only:+--only "$only"} > "$out/proxy-$i.log" 2>&1
   status=$?
   [ $status = 77 ] && echo "skipped: no GPU" && exit 77
   if [ $status != 0 ]; then

@@ -355,7 +355,7 @@ void bare_rows() {
         const double before = cpu_ns();
         const auto from = std::chrono::steady_clock::now();
         std::chrono::duration<double, std::nano> passed{};
-        while (passed.count() < 7e8) {
+        while (passed.count() < 4e8) {
           std::this_thread::sleep_for(std::chrono::microseconds(sleep_us));
           passed = std::chrono::steady_clock::now() - from;
         }

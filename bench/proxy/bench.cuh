@@ -83,6 +83,12 @@ class BareRings {
   bool right_ = true;
 };
 
+/// Whether a comma list of parts names that one; an empty list names all.
+inline bool wanted(const std::string& only, const std::string& part) {
+  const std::string list = ',' + only + ',';
+  return only.empty() || list.find(',' + part + ',') != std::string::npos;
+}
+
 void bare_rows();
 void marrow_rows(const std::string& only);
 void bare_placement(const std::vector<int>& drain);

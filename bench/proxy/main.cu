@@ -2,7 +2,8 @@
 // The proxy path on this machine's first GPU, each figure beside its floor in the same run: rates by producers and
 // progress threads, GPU to CPU one way, issue, waking up, idle cost, completion over shm; and an MSCCL++'s FIFO if built
 // with one.
-//   marrow_proxy_bench [--json FILE] [--only bare|rates|latencies|shm|mscclpp|placement]      77 without a GPU
+//   marrow_proxy_bench [--json FILE] [--only PART,...]    77 without a GPU
+//   parts: bare, rates, latencies, shm, mscclpp; placement alone      77 without a GPU
 #include <algorithm>
 #include <cctype>
 #include <cstring>
@@ -118,9 +119,9 @@ int main(int argc, char** argv) {
     proxy_bench::marrow_placement();
     return 0;
   }
-  if (only.empty() || only == "bare") proxy_bench::bare_rows();
+  if (proxy_bench::wanted(only, "bare")) proxy_bench::bare_rows();
 #if defined(MARROW_BENCH_MSCCLPP)
-  if (only.empty() || only == "mscclpp") proxy_bench::mscclpp_rows();
+  if (proxy_bench::wanted(only, "mscclpp")) proxy_bench::mscclpp_rows();
 #else
   std::printf("skipped: MSCCL++'s FIFO (build with -DMARROW_MSCCLPP=its prefix)\n");
 #endif
