@@ -60,7 +60,9 @@ enum class ScaleOrder : std::uint8_t { row_major, column_major };
 
 /// How data crosses to ranks that are reachable by load/store.
 enum class Protocol : std::uint8_t {
-  automatic,  ///< cells to load/store peers with native 16-byte atomicity if the sizes allow it, else signals
+  /// Cells to load/store peers, else signals. (Between GPUs Path::lsa is taken only where atomics at the peer are native: there 16 bytes
+  /// are placed at once, too. Communicator::peers says why a peer is not.)
+  automatic,
   cells,  ///< 16-byte cells that carry their own arrival mark: no fence, no signal. Error(unsupported) when they cannot be used
   signals,  ///< rows by put, then one strong signal per (source, batch): every path
 };

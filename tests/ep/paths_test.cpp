@@ -1,45 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: tsan asan
-// Dispatch and combine on every path, ranks as threads, against the plain reference.
+// Dispatch and combine on every path, ranks as threads, against the plain reference: what a plain ./test runs under the sanitizers.
 #include <gtest/gtest.h>
 
-#include "ep/scenario.hpp"
-#include "thread_ranks.hpp"
+#include "ep/site.hpp"
 
 namespace marrow::ep_test {
 namespace {
 
-Config config_for(const std::string& path, int rank, int ranks) {
-  Config config;
-  auto& p = config.parameters;
-  p["MARROW_WAIT_TIMEOUT"] = "20s";
-  if (path == "lsa") return config;
-  p["MARROW_NIC"] = "softnic";
-  p["MARROW_NETWORK"] = "shm";
-  std::string list;
-  static constexpr const char* kNames[] = {"lsa", "gda", "proxy"};
-  for (int peer = 0; peer < ranks; ++peer) {
-    const std::string one = path != "mixed" ? path : kNames[peer == rank ? 0 : (rank + peer) % 3];
-    list += (peer ? "," : "") + one;
-  }
-  p["MARROW_PATH"] = path == "mixed" ? list : path;
-  return config;
-}
-
 void run(int ranks, const std::string& path, const Scenario& scenario) {
-  const auto results = test::as_threads(ranks, [&](int rank, const UniqueId& id) {
-    Communicator comm(id, ranks, rank, config_for(path, rank, ranks));
-    HostMemory memory;
-    std::string wrong;
-    {
-      Checker checker(comm, scenario, memory);
-      wrong = checker.run();
-      checker.group().close();
-    }
-    comm.close();
-    return wrong;
-  });
-  for (const std::string& result : results) EXPECT_EQ(result, "") << path << " " << ranks;
+  run_scenario(path, ranks, scenario);
 }
 
 Scenario small(int ranks) {
@@ -84,6 +53,18 @@ TEST(EpPaths, RankMajor) {
   s.config.layout = ep::Layout::rank_major;
   run(3, "lsa", s);
   run(3, "mixed", s);
+}
+
+TEST(EpPaths, OutputsInWindows) {
+  Scenario s = small(3);
+  s.registered = true;
+  s.wild = true;
+  s.batches = 3;
+  for (const char* path : {"lsa", "gda", "proxy", "mixed"}) run(3, path, s);
+  s.config.batches_in_flight = 2;
+  s.split = true;
+  run(3, "narrow_gda", s);
+  run(3, "narrow_proxy", s);
 }
 
 TEST(EpPaths, SplitPhasesAndSeveralBatchesInFlight) {
