@@ -195,7 +195,8 @@ typedef struct marrow_network {
   int (*progress)(void* endpoint);
   /** Takes up to n completions. Returns how many. */
   int (*test)(void* endpoint, marrow_network_completion* completions, uint32_t n);
-  /** The peer is gone: its operations complete with MARROW_NETWORK_PEER_FAILED, also later ones. */
+  /** The peer is gone: its operations complete with MARROW_NETWORK_PEER_FAILED, also later ones. Those under way do so
+   * once nothing of the network touches their memory, or within a second where it cannot know. */
   int (*abort)(void* endpoint, uint32_t peer);
   /** Sentence of this thread's last error. Never NULL; good until this thread's next call. */
   const char* (*last_error)(void);

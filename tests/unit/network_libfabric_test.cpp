@@ -387,6 +387,81 @@ TEST(LibfabricTcp, NothingIsWrittenAfterAnOperationOfAnAbortedPeerEnded) {
   EXPECT_EQ(sides[0].duplicates, 0);
 }
 
+/// Where nothing ends what is under way (providers other than tcp; here tcp told to behave so): operations of an aborted peer
+/// end after a grace, each once though the peer comes back, and the log says that their memory is not free. What it
+/// then still writes is what was asked for.
+TEST(LibfabricTcp, WithoutAWayToEndThemOperationsOfAnAbortedPeerEndAfterAGrace) {
+  NEEDS("tcp");
+  constexpr std::size_t kBytes = 1 << 20;
+  std::string warnings;
+  marrow_network_services lent{};
+  lent.user = &warnings;
+  lent.log = [](void* user, int level, const char* text) {
+    if (level <= 2) *static_cast<std::string*>(user) += text;
+  };
+  Sides sides("libfabric", "prov=tcp&abort=keep", 3, kBytes, lent);
+  ASSERT_EQ(sides.problem, "");
+  EXPECT_EQ(sides.run(0, sides.message(0, 1, "connect")), MARROW_NETWORK_OK);
+  std::memset(sides.memory[0].bytes.data(), 0x11, kBytes);
+  // Rank 1 does not look any more.
+  std::vector<marrow_network_operation> gets;
+  for (std::uint64_t i = 0; i < 2; ++i) {
+    gets.push_back(sides.operation(MARROW_NETWORK_GET, 0, 1));
+    gets.back().bytes = kBytes / 4;
+    gets.back().local_offset = gets.back().remote_offset = i * kBytes / 4;
+    ASSERT_EQ(sides[0].post(gets.back()), 1);
+  }
+  for (int i = 0; i < 100; ++i) sides[0].step();
+  EXPECT_EQ(sides[0].done.count(gets[0].token), 0u) << "this test needs gets that wait";
+  sides[0].network->abort(sides[0].endpoint, 1);
+  const auto from = std::chrono::steady_clock::now();
+  const auto ended = [&] {
+    return std::all_of(gets.begin(), gets.end(),
+                       [&](const auto& get) { return sides[0].done.count(get.token) != 0; });
+  };
+  while (!ended() && std::chrono::steady_clock::now() < from + std::chrono::seconds(5))
+    sides[0].step();
+  ASSERT_TRUE(ended());
+  EXPECT_GE(std::chrono::steady_clock::now() - from, std::chrono::milliseconds(400));
+  for (const auto& get : gets) EXPECT_EQ(sides[0].status_of(get.token), MARROW_NETWORK_PEER_FAILED);
+  EXPECT_THAT(warnings,
+              ::testing::HasSubstr("2 reads and writes to rank 1 are still with provider"));
+  EXPECT_EQ(sides.run(0, sides.message(0, 1, "later")), MARROW_NETWORK_PEER_FAILED);
+  // Rank 1 looks again.
+  sides.until([] { return false; }, std::chrono::milliseconds(200));
+  EXPECT_EQ(sides[0].duplicates, 0);
+  const auto& mine = sides.memory[0].bytes;
+  EXPECT_TRUE(std::all_of(mine.begin() + kBytes / 2, mine.end(),
+                          [](std::byte b) { return b == std::byte{0x11}; }));
+  EXPECT_EQ(sides.run(0, sides.message(0, 2, "on")), MARROW_NETWORK_OK);
+}
+
+/// Over shm reads and writes are done by the side that asks and packets are taken or not: nothing is ever under way that an
+/// abort would have to end.
+TEST(LibfabricShm, NothingIsUnderWayToAPeerThatDoesNotLook) {
+  NEEDS("shm");
+  constexpr std::size_t kBytes = 1 << 20;
+  Sides sides("libfabric", "prov=shm", 3, kBytes);
+  ASSERT_EQ(sides.problem, "");
+  EXPECT_EQ(sides.run(0, sides.message(0, 1, "connect")), MARROW_NETWORK_OK);
+  std::vector<marrow_network_operation> all;
+  for (int i = 0; i < 200; ++i) {
+    marrow_network_operation o = sides.message(0, 1, "nobody listens");
+    if (i % 2 == 0) {
+      o = sides.operation(i % 4 == 0 ? MARROW_NETWORK_GET : MARROW_NETWORK_PUT, 0, 1);
+      o.bytes = kBytes / 4;
+    }
+    if (sides[0].post(o) != 1) break;
+    all.push_back(o);
+    sides[0].step();
+  }
+  ASSERT_GT(all.size(), 8u);
+  for (const auto& o : all) ASSERT_EQ(sides[0].done.count(o.token), 1u) << "kind " << o.kind;
+  sides[0].network->abort(sides[0].endpoint, 1);
+  EXPECT_EQ(sides.run(0, sides.message(0, 1, "later")), MARROW_NETWORK_PEER_FAILED);
+  EXPECT_EQ(sides.run(0, sides.message(0, 2, "on")), MARROW_NETWORK_OK);
+}
+
 /// A stranger can reach the port and knows how to speak: everything but the 16 bytes at the address's end.
 TEST(LibfabricTcp, AStrangersPacketsAreDropped) {
   NEEDS("tcp");

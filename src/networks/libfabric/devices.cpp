@@ -129,9 +129,11 @@ Options parse_options(const std::string& text) {
       options.cq_data = value == "4" ? 4 : 8;
     } else if (key == "device" && value == "host") {
       options.device_is_host = true;
+    } else if (key == "abort" && value == "keep") {
+      options.keeps_connections = true;
     } else {
       throw Error(Code::invalid_argument, cat("network libfabric has no option '", item, "'"),
-                  "it has prov=<provider>, family=4|6, cq_data=4|8 and device=host");
+                  "it has prov=<provider>, family=4|6, cq_data=4|8, device=host and abort=keep");
     }
   }
   return options;

@@ -20,6 +20,8 @@ struct Options {
   std::uint32_t cq_data = 8;
   /// Device memory is the host's to the provider, and only the copy engine may touch it otherwise; for tests.
   bool device_is_host = false;
+  /// Nothing ends what is under way to a peer that is gone, as with providers other than tcp; for tests.
+  bool keeps_connections = false;
 };
 /// Throws Error(invalid_argument) naming the key.
 Options parse_options(const std::string& text);

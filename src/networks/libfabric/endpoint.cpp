@@ -91,7 +91,8 @@ Endpoint::Endpoint(const marrow_network_services& services, const fi_info& devic
   const std::uint64_t order = info_->tx_attr->msg_order & info_->rx_attr->msg_order;
   numbers_packets_ =
       (order & FI_ORDER_SAS) && std::string(info_->fabric_attr->prov_name).starts_with("tcp");
-  closes_connections_ = std::string(info_->fabric_attr->prov_name).starts_with("tcp");
+  closes_connections_ =
+      !options_.keeps_connections && std::string(info_->fabric_attr->prov_name).starts_with("tcp");
   constexpr std::size_t kHeaders = Packet::kHeader + Packet::kValueHeader;
   if (info_->tx_attr->inject_size > kHeaders) {
     most_injected_ =

@@ -197,7 +197,7 @@ class Endpoint {
 
   std::vector<std::unique_ptr<Peer>> peers_;
   std::unordered_map<fi_addr_t, std::uint32_t> rank_of_;  ///< where completions do not carry it
-  /// How long a provider that closed a connection may take to give back what was under way.
+  /// How long a provider may take to give back what was under way to a peer that is gone.
   static constexpr std::chrono::milliseconds kGrace{500};
   std::vector<std::pair<std::uint32_t, Clock::time_point>>
       ends_;  ///< {peer that is gone, latest end}

@@ -287,9 +287,10 @@ void Endpoint::peer_down(std::uint32_t rank, const std::string& why) {
 
 // --- completions ------------------------------------------------------------------------------
 
-/// Operations of peers that are gone fail. What the provider still has it may read or write whenever it likes, so
-/// over tcp its connection is closed, and they end as it gives them back; elsewhere, and if it does not in time,
-/// they end now.
+/// Operations of peers that are gone fail. What the provider still has it may read or write whenever it likes, so they end
+/// as it gives them back: over tcp because the connection is closed, elsewhere if it notices by itself. What it has not
+/// given back within kGrace ends all the same, since those who wait may not wait for ever; then the log says that
+/// the memory is not free yet. No provider but tcp has a call that ends it sooner: fi_cancel is for receives.
 std::uint32_t Endpoint::take_aborted() {
   const bool fresh = aborted_.exchange(false, std::memory_order_acq_rel);
   if (!fresh && ends_.empty()) return 0;
@@ -302,9 +303,9 @@ std::uint32_t Endpoint::take_aborted() {
       const bool any = std::any_of(requests_.begin(), requests_.end(), its) ||
                        std::any_of(sends_.begin(), sends_.end(), its);
       // Not without one: ofi_rxm 1.17 does not bear that an address goes which it is connecting to.
-      const bool closed = any && closes_connections_ && r != rank_ &&
-                          av_->ops->remove(av_.get(), &peer.address, 1, 0) == 0;
-      ends_.push_back({r, closed ? now + kGrace : now});
+      if (any && closes_connections_ && r != rank_)
+        av_->ops->remove(av_.get(), &peer.address, 1, 0);
+      ends_.push_back({r, any && r != rank_ ? now + kGrace : now});
     }
   }
   std::uint32_t any = 0;
@@ -316,8 +317,14 @@ std::uint32_t Endpoint::take_aborted() {
   };
   std::erase_if(ends_, [&](const auto& end) {
     if (now < end.second) return false;
-    for (Request& request : requests_) drop(request, end.first);
     for (Slot& slot : sends_) drop(slot, end.first);
+    const std::uint32_t before = any;
+    for (Request& request : requests_) drop(request, end.first);
+    if (any != before) {
+      log(2, cat(any - before, " reads and writes to rank ", end.first, " are still with provider ",
+                 info_->fabric_attr->prov_name,
+                 ", which may touch their memory until that rank's process has ended"));
+    }
     return true;
   });
   return any;
