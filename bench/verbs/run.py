@@ -4,13 +4,17 @@
 `marrow perf`.
 
     cmake --build BUILD --target marrow_cli marrow_verbs_floor
-    bench/verbs/run.py BUILD [--iterations N] [--json FILE]
+    bench/verbs/run.py BUILD [--iterations N] [--repeats N] [--json FILE]
+
+BUILD: a build tree, or a folder with its programs. Each repeat takes all figures one after the other; the table has the
+median of each.
 
 MARROW_NIC chooses the NIC; softnic's figures are emulated.
 """
 import argparse
 import json
 import math
+import os
 import pathlib
 import subprocess
 import sys
@@ -24,8 +28,12 @@ def statistics(samples):
             "stddev": round(math.sqrt(sum((s - mean) ** 2 for s in ordered) / len(ordered)), 1)}
 
 
+def program(build, name):
+    return build / "bin" / name if (build / "bin" / name).exists() else build / name
+
+
 def perf(build, operation, size, iterations):
-    command = [build / "bin" / "marrow", "perf", operation, "--path", "proxy", "--network", "verbs", "--sizes", size,
+    command = [program(build, "marrow"), "perf", operation, "--path", "proxy", "--network", "verbs", "--sizes", size,
                "--iterations", str(iterations), "--json", "-"]
     run = subprocess.run([str(c) for c in command], check=True, capture_output=True, text=True)
     return json.loads(run.stdout[run.stdout.index("{"):])
@@ -35,29 +43,41 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--iterations", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
-    whole = perf(options.build, "put_value", "8", options.iterations)
-    rows = [r for r in whole["results"] if r.get("unit") in ("us", "ns")]
-    for operation, size in (("put", "8"), ("put", "4K"), ("get", "8")):
-        more = perf(options.build, operation, size, options.iterations)["results"]
-        rows += [r for r in more if r.get("unit") in ("us", "ns")]
-    kind, devices = rows[0]["kind"], [d for d in rows[0]["devices"] if d["role"] != "kernels"]
-    floor = subprocess.run([str(options.build / "bin" / "marrow_verbs_floor"), str(options.iterations)], check=True,
-                           capture_output=True, text=True).stdout
-    for each in json.loads(floor):
-        rows.append({"what": each["what"], "unit": "ns", "kind": kind,
-                     "devices": [{"role": "posts", "device": "cpu", "name": ""}] + devices,
-                     "parameters": {"iterations": options.iterations}, "statistics": statistics(each["samples"]),
-                     "verified": True})
+    rows = []
+    for repeat in range(1, options.repeats + 1):
+        mine = []
+        for operation, size in (("put_value", "8"), ("put", "8"), ("put", "4K"), ("get", "8")):
+            whole = perf(options.build, operation, size, options.iterations)
+            mine += [r for r in whole["results"] if r.get("unit") in ("us", "ns")]
+        soft = os.environ.get("MARROW_NIC", "").startswith("softnic") or mine[0]["kind"] == "emulated"
+        nic = {"role": "NIC", "device": "softnic" if soft else "nic", "name": os.environ.get("MARROW_NIC", "auto")}
+        floor = subprocess.run([str(program(options.build, "marrow_verbs_floor")), str(options.iterations)], check=True,
+                               capture_output=True, text=True).stdout
+        for each in json.loads(floor):
+            mine.append({"what": each["what"], "unit": "ns", "kind": "emulated" if soft else "measured (host)",
+                         "devices": [{"role": "posts and polls", "device": "host", "name": "thread"}, nic],
+                         "parameters": {"iterations": options.iterations}, "statistics": statistics(each["samples"]),
+                         "verified": True})
+        for row in mine:
+            row.pop("samples", None)
+            row["parameters"]["repeat"] = repeat
+        rows += mine
     whole["command"] = "bench/verbs/run.py"
     whole["results"] = rows
-    print(f"{'what':64} {'min':>9} {'median':>9} {'p99':>11}  unit, kind")
+    whole["parameters"] = {"iterations": options.iterations}
+    print(f"{'what':60} {'medians of the repeats, us':40} {'least':>7} {'largest p99':>12}  kind")
     for row in rows:
-        s = row["statistics"]
+        if row["parameters"]["repeat"] != 1:
+            continue
         size = row["parameters"].get("bytes")
-        name = row["what"] + (f", {size} bytes" if size else "")
-        print(f"{name:64} {s['min']:9.2f} {s['median']:9.2f} {s['p99']:11.2f}  {row['unit']}, {row['kind']}")
+        scale = 1e-3 if row["unit"] == "ns" else 1
+        alike = [r["statistics"] for r in rows if r["what"] == row["what"] and r["parameters"].get("bytes") == size]
+        medians = " ".join(f"{s['median'] * scale:.2f}" for s in alike)
+        print(f"{row['what'] + (f', {size} bytes' if size else ''):60} {medians:40} {min(s['min'] for s in alike) * scale:7.2f} "
+              f"{max(s['p99'] for s in alike) * scale:12.2f}  {row['kind']}")
     if options.json:
         options.json.write_text(json.dumps(whole, indent=1) + "\n")
 
