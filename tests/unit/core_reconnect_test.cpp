@@ -4,6 +4,12 @@
 // new queue pairs. softnic breaks one on request (error_at=N).
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <thread>
+
 #include "marrow/device.cuh"
 #include "marrow/marrow.hpp"
 #include "thread_ranks.hpp"
@@ -86,6 +92,56 @@ TEST_P(Reconnect, ABrokenConnectionIsMadeAgain) {
 INSTANTIATE_TEST_SUITE_P(On, Reconnect,
                          ::testing::Values(Wires{"proxy", "verbs"}, Wires{"gda", "auto"}),
                          [](const auto& each) { return each.param.path; });
+
+bool active(const std::string& nic) {
+  std::ifstream file("/sys/class/infiniband/" + nic + "/ports/1/state");
+  std::string line;
+  return std::getline(file, line) && line.find("ACTIVE") != std::string::npos;
+}
+
+/// The same on a real kernel's device whose interface goes down for longer than the retries last.
+TEST(Reconnect, ALinkThatWasDownForTooLong) {
+  const char* netdev = std::getenv("MARROW_TEST_NETDEV");
+  const char* nic = std::getenv("MARROW_NIC");
+  if (!netdev || !nic) GTEST_SKIP() << "MARROW_TEST_NETDEV is not set: needs a NIC of its own";
+  test::run_as_threads(2, [&](int rank, const UniqueId& id) {
+    const auto link = [&](const char* state) {
+      const std::string line = std::string("ip link set ") + netdev + " " + state;
+      ASSERT_EQ(std::system(line.c_str()), 0);
+    };
+    Config config;
+    config.parameters["MARROW_PATH"] = "proxy";
+    config.parameters["MARROW_NETWORK"] = "verbs";
+    config.parameters["MARROW_VERBS_TIMEOUT"] = "14";  // gives up after half a second
+    config.parameters["MARROW_WAIT_TIMEOUT"] = "20s";
+    Communicator comm(id, 2, rank, config);
+    Window window = comm.allocate(4096);
+    auto device = comm.device_communicator();
+    auto* word = static_cast<std::uint64_t*>(window.data());
+    int good = 0;
+    Status status = Status::ok;
+    comm.barrier();
+    if (rank == 0) {
+      launch(comm.place(), 1, 1, 0, put_until, device.handle(), window.handle(), 3, &good, &status);
+      EXPECT_EQ(status, Status::ok);
+      link("down");
+      launch(comm.place(), 1, 1, 0, put_until, device.handle(), window.handle(), 1000, &good,
+             &status);
+      EXPECT_EQ(status, Status::peer_failed);
+      link("up");
+      for (int i = 0; i < 100 && !active(nic); ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    comm.barrier();
+    EXPECT_EQ(comm.agree_failures(), (std::vector<bool>{false, false})) << "both live";
+    comm.reconnect();
+    launch(comm.place(), 1, 1, 0, put_until, device.handle(), window.handle(), 5, &good, &status);
+    EXPECT_EQ(status, Status::ok);
+    comm.barrier();
+    EXPECT_EQ(word[1], 1004u);
+    comm.close();
+  });
+}
 
 TEST(Reconnect, OneThatDoesSomethingElseIsToldSo) {
   test::run_as_threads(2, [](int rank, const UniqueId& id) {
