@@ -38,7 +38,10 @@ bool Engine::drain_ring(Ring& ring) {
       ~std::uint64_t{0} << 56 & ~kProxyLapBit & ~(std::uint64_t{1} << 57);
   constexpr std::uint64_t kCounter = std::uint64_t{kProxyMaxCounters} << 23;
   constexpr auto of = [](ProxyOpcode opcode) { return static_cast<std::uint64_t>(opcode) << 58; };
-  ring.deep = ring.reader.deep();
+  // An empty ring, which is what an idle thread looks at, costs one line and not two.
+  const bool some =
+      !((RingReader::high(ring.reader.place()->chunk[0]) ^ ring.reader.lap()) & kProxyLapBit);
+  ring.deep = some && ring.reader.deep();
   while (left != 0) {
     const std::uint64_t word = RingReader::high(ring.reader.place()->chunk[0]);
     if ((word ^ ring.reader.lap()) & kProxyLapBit) break;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// marrow-test: asan
+// marrow-test: asan-all
 // A connection that breaks between two ranks that live: the sentence names the peer, nobody is masked, and reconnect() makes
 // new queue pairs. softnic breaks one on request (error_at=N).
 #include <gtest/gtest.h>
