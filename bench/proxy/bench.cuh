@@ -49,13 +49,7 @@ inline int threads_of(int producers) { return producers / blocks_of(producers); 
 /// Runs the launch between two events on the stream. @return its ns
 double timed(cudaStream_t stream, const std::function<void()>& launch);
 
-inline void pin_self(const std::vector<int>& to) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const int cpu : to) CPU_SET(cpu, &set);
-  (void)::pthread_setaffinity_np(::pthread_self(), sizeof(set), &set);
-}
-inline void pin_self(int cpu) { pin_self(std::vector<int>{cpu}); }
+using placement::pin_self;
 /// CPUs near the GPU, one of each core first: the first is for the thread that launches and waits, which spins, the
 /// others drain rings; ours and the bare ones take the same.
 const std::vector<int>& cpus();

@@ -5,9 +5,6 @@
 // back (tells same core, socket, other socket), and a line of given memory that is in no cache.
 #pragma once
 
-#include <pthread.h>
-#include <sched.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -16,18 +13,14 @@
 #include <thread>
 #include <vector>
 
+#include "placement.hpp"
+
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
 
 namespace placement {
 
-inline void pin_to(int cpu) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  (void)::pthread_setaffinity_np(::pthread_self(), sizeof(set), &set);
-}
 inline std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 /// Independent additions and xors a ns, best of several short loops: what a core's width and clock allow.
@@ -88,7 +81,7 @@ inline double line_there_and_back_ns(int a, int b) {
   std::atomic<int> ball{0};
   std::atomic<bool> over{false};
   std::thread other([&] {
-    pin_to(b);
+    pin_self(b);
     for (int i = 0; i < kRounds && !over;) {
       int wanted = 2 * i + 1;
       if (ball.compare_exchange_strong(wanted, 2 * i + 2)) ++i;
@@ -96,7 +89,7 @@ inline double line_there_and_back_ns(int a, int b) {
   });
   double took = 0;
   std::thread([&] {
-    pin_to(a);
+    pin_self(a);
     const std::int64_t give_up = now_ns() + 200'000'000;
     const std::int64_t from = now_ns();
     for (int i = 0; i < kRounds; ++i) {
@@ -119,18 +112,18 @@ inline double line_there_and_back_ns(int a, int b) {
 inline std::string probe(int cpu, int beside, const void* memory, std::size_t bytes) {
   double alone = 0, busy = 0, far = 0;
   std::thread([&] {
-    pin_to(cpu);
+    pin_self(cpu);
     alone = operations_a_ns();
     far = far_line_ns(memory, bytes);
   }).join();
   std::atomic<bool> over{false};
   std::thread spinner([&] {
-    pin_to(beside);
+    pin_self(beside);
     while (!over.load(std::memory_order_relaxed)) {
     }
   });
   std::thread([&] {
-    pin_to(cpu);
+    pin_self(cpu);
     busy = operations_a_ns();
   }).join();
   over = true;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <dirent.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -49,6 +50,14 @@ inline std::string text(const std::vector<int>& cpus) {
   }
   return out;
 }
+
+inline void pin_self(const std::vector<int>& to) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : to) CPU_SET(cpu, &set);
+  (void)::pthread_setaffinity_np(::pthread_self(), sizeof(set), &set);
+}
+inline void pin_self(int cpu) { pin_self(std::vector<int>{cpu}); }
 
 /// CPUs of one core, itself included.
 inline std::vector<int> siblings(int cpu) {

@@ -4,7 +4,6 @@
 //   marrow_sleep_cost [--seconds S] [--cpu N] [--rounds N]     prints share of a core, ns a wake-up, and how late it woke
 #include <linux/futex.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
@@ -24,6 +23,8 @@
 #include <thread>
 #include <vector>
 
+#include "placement.hpp"
+
 namespace {
 
 std::int64_t now(clockid_t clock) {
@@ -32,14 +33,6 @@ std::int64_t now(clockid_t clock) {
   return t.tv_sec * std::int64_t{1000000000} + t.tv_nsec;
 }
 timespec spec(std::int64_t ns) { return {ns / 1000000000, ns % 1000000000}; }
-
-void pin(int cpu) {
-  if (cpu < 0) return;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  (void)::pthread_setaffinity_np(::pthread_self(), sizeof(set), &set);
-}
 
 struct Way {
   const char* name;
@@ -51,7 +44,7 @@ struct Way {
 /// Sleeps again and again on that CPU. Prints one line.
 void measure(const Way& way, std::int64_t sleep_ns, int cpu, double seconds) {
   std::thread([&] {
-    pin(cpu);
+    if (cpu >= 0) placement::pin_self(cpu);
     ::prctl(PR_SET_TIMERSLACK, way.slack_ns, 0UL, 0UL, 0UL);
     if (way.policy >= 0) {
       sched_param parameter{};
