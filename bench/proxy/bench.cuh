@@ -87,6 +87,7 @@ void bare_rows();
 void marrow_rows(const std::string& only);
 void bare_placement(const std::vector<int>& drain);
 void marrow_placement();
+void staging_rows();                 ///< of two GPUs where there are
 double mscclpp_rate(int producers);  ///< Mops/s of one run, threads started for it
 void mscclpp_rows();                 ///< peer: only when built with -DMARROW_MSCCLPP=path
 

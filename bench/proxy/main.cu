@@ -3,7 +3,7 @@
 // progress threads, GPU to CPU one way, issue, waking up, idle cost, completion over shm; and an MSCCL++'s FIFO if built
 // with one.
 //   marrow_proxy_bench [--json FILE] [--only PART,...]    77 without a GPU
-//   parts: bare, rates, latencies, shm, mscclpp; placement alone      77 without a GPU
+//   parts: bare, rates, latencies, shm, mscclpp; placement alone; staging (bench/gpu/staging.sh) only when asked for
 #include <algorithm>
 #include <cctype>
 #include <cstring>
@@ -125,6 +125,7 @@ int main(int argc, char** argv) {
 #else
   std::printf("skipped: MSCCL++'s FIFO (build with -DMARROW_MSCCLPP=its prefix)\n");
 #endif
+  if (only == "staging") proxy_bench::staging_rows();
   proxy_bench::marrow_rows(only);
   if (json) proxy_bench::write_json(json);
   return 0;

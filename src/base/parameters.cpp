@@ -30,6 +30,10 @@ constexpr Parameter duration(std::string_view name, std::string_view value, std:
                              std::int64_t maximum, std::string_view owner, std::string_view help) {
   return {name, ParameterType::duration, value, minimum, maximum, false, {}, owner, help};
 }
+constexpr Parameter size(std::string_view name, std::string_view value, std::int64_t minimum,
+                         std::int64_t maximum, std::string_view owner, std::string_view help) {
+  return {name, ParameterType::size, value, minimum, maximum, false, {}, owner, help};
+}
 constexpr Parameter text(std::string_view name, std::string_view value, std::string_view owner,
                          std::string_view help) {
   return {name, ParameterType::string, value, 0, 0, false, {}, owner, help};
@@ -101,6 +105,24 @@ constexpr std::array kTable = {
     integer("MARROW_PROXY_SPINS", "64", 0, 1000000000, "proxy",
             "Passes that a progress thread spins after its last work, before it yields its core "
             "and then sleeps."),
+    choice(
+        "MARROW_PROXY_STAGE", "auto", "auto|always|never", "proxy",
+        "Windows and local buffers that the network cannot read and write (GPU memory): auto "
+        "stages "
+        "them through pinned host memory, never refuses them, always stages all of them, whatever "
+        "the memory and the network, for tests."),
+    size("MARROW_PROXY_STAGE_BYTES", "64M", 0, INT64_C(1) << 40, "proxy",
+         "Pinned host memory of one rank for staging, shared out among its peers; allocated with "
+         "the "
+         "first window or buffer that is staged. At least 64 KiB a peer are taken. The same on "
+         "every "
+         "rank."),
+    size("MARROW_PROXY_STAGE_KERNEL_BYTES", "16K", 0, 65536, "proxy",
+         "Puts from staged memory of at most so many bytes are written to pinned memory by the "
+         "kernel itself, larger ones by the GPU's copy engine. 0: all by the copy engine."),
+    size("MARROW_PROXY_STAGE_THREAD_BYTES", "1K", 0, 65536, "proxy",
+         "And of at most so many bytes for each calling thread: one alone takes longer than a copy "
+         "engine does to start."),
     integer("MARROW_PROXY_THREADS", "1", 1, 64, "proxy",
             "Progress threads per communicator on the proxy path."),
     text("MARROW_RENDEZVOUS", "", "bootstrap",

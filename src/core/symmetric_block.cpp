@@ -28,7 +28,12 @@ std::string why_no_atomics(bool gpu, Path atomic_path, const memory::Block& bloc
 SymmetricBlock::SymmetricBlock(CommunicatorState& comm, memory::Arena& arena,
                                const memory::Block& block, std::uint32_t id, PathBits paths,
                                gda::Access access)
-    : comm_(comm), arena_(arena), block_(block), paths_(paths), peers_(comm.nranks()) {
+    : comm_(comm),
+      arena_(arena),
+      block_(block),
+      paths_(paths),
+      access_(access),
+      peers_(comm.nranks()) {
   handle_.abi = kAbiVersion;
   handle_.id = id;
   handle_.bytes = block.bytes;
@@ -132,8 +137,9 @@ void SymmetricBlock::register_proxy() {
                   "info` shows each pair");
     }
   });
-  comm_.proxy()->register_window(handle_.id, block_);
+  comm_.proxy()->register_window(handle_.id, block_, access_ == gda::Access::data);
   proxy_registered_ = true;
+  handle_.staged = comm_.proxy()->staged(handle_.id);
 }
 
 }  // namespace marrow::core

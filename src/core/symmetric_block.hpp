@@ -50,6 +50,7 @@ class SymmetricBlock {
   memory::Arena& arena_;
   memory::Block block_;
   PathBits paths_;
+  gda::Access access_;
   WindowHandle handle_;
   std::vector<memory::Block> peers_;
   std::vector<bool> mapped_;  ///< by rank: peers_ has a mapping of ours, not a thread's address

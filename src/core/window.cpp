@@ -149,6 +149,7 @@ void LocalBufferState::attach() {
                   "use host memory, or MARROW_PATH=lsa");
     }
     comm_->proxy()->register_region(handle_.id, block_);
+    handle_.staged = comm_->proxy()->staged(handle_.id);
   }
 }
 

@@ -14,6 +14,7 @@
 
 #include "base/deadline.hpp"
 #include "memory/block.hpp"
+#include "proxy/staging.hpp"
 
 namespace marrow::proxy {
 
@@ -23,9 +24,11 @@ class DeviceRings;
 struct Region {
   std::uint32_t id = 0;
   bool window = false;
+  bool staged = false;  ///< the network cannot reach it
   memory::Block block;
-  std::vector<void*> local;   ///< [threads]
-  std::vector<void*> remote;  ///< [nranks], of the thread that talks to that peer; windows only
+  std::vector<void*> local;  ///< [threads]; null when staged
+  std::vector<void*>
+      remote;  ///< [nranks], of the thread that talks to that peer, null where staged; windows only
 
   bool holds(std::uint64_t offset, std::uint64_t bytes) const {
     return offset <= block.bytes && bytes <= block.bytes - offset;
@@ -36,7 +39,8 @@ struct View {
   std::uint64_t version = 0;
   std::unordered_map<std::uint32_t, std::shared_ptr<const Region>> regions;
   std::vector<std::shared_ptr<DeviceRings>> devices;
-  std::vector<char> failed;  ///< [nranks]
+  std::vector<char> failed;                ///< [nranks]
+  std::shared_ptr<const Staging> staging;  ///< null: no window or buffer of any rank is staged
 
   const Region* find(std::uint32_t id) const {
     const auto at = regions.find(id);

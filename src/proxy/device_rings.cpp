@@ -2,13 +2,15 @@
 #include "proxy/device_rings.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <vector>
 
 namespace marrow::proxy {
 
 DeviceRings::DeviceRings(memory::Arena& arena, const Requirements& requirements,
                          const memory::Block& counters, int nranks, int threads,
-                         std::uint32_t log_size, std::uint32_t number)
+                         std::uint32_t log_size, std::uint32_t number, std::uint32_t stage_bytes,
+                         std::uint32_t stage_thread_bytes)
     : contexts_(requirements.contexts),
       nranks_(nranks),
       threads_(threads),
@@ -74,7 +76,41 @@ DeviceRings::DeviceRings(memory::Arena& arena, const Requirements& requirements,
   device.posted = static_cast<std::uint64_t*>(
       arena.upload(posted.data(), posted.size() * sizeof(std::uint64_t)));
   device.completion = reinterpret_cast<const ProxyCompletion*>(block.device + completion_at);
+  device.stage_thread_bytes = stage_thread_bytes;
+  if (stage_bytes != 0) make_stage(arena, stage_bytes, device);
   device_ = static_cast<const ProxyDevice*>(arena.upload(&device, sizeof(device)));
+}
+
+/// Slots of one cache line at least; of each ring kStageRing bytes, but 16 slots at least and no more than it has
+/// descriptors.
+void DeviceRings::make_stage(memory::Arena& arena, std::uint32_t bytes, ProxyDevice& device) {
+  constexpr std::uint32_t kStageRing = 1u << 20;
+  stage_log_slot_ = static_cast<std::uint32_t>(std::bit_width(std::max(bytes, 64u) - 1));
+  const auto most = static_cast<std::uint32_t>(std::countr_zero(kStageRing >> stage_log_slot_));
+  stage_log_size_ = std::min(std::max(most, 4u), log_size_);
+  const std::size_t rings = static_cast<std::size_t>(contexts_) * threads_;
+  stage_ = arena.allocate(rings << (stage_log_size_ + stage_log_slot_), Memory::host);
+  const std::size_t unused_at = rings * sizeof(Line);
+  const memory::Block words =
+      arena.allocate(unused_at + (rings << stage_log_size_) * sizeof(std::uint64_t), Memory::host);
+  stage_lines_ = reinterpret_cast<Line*>(words.host);
+  stage_unused_ = reinterpret_cast<std::uint64_t*>(words.host + unused_at);
+  std::vector<ProxyRing> image(rings);
+  for (std::size_t r = 0; r < rings; ++r) {
+    ProxyRing& ring = image[r];
+    ring = {};
+    ring.consumed = reinterpret_cast<const std::uint64_t*>(words.device + r * sizeof(Line));
+    ring.log_size = stage_log_size_;
+    ring.limit = ring.credits = std::uint64_t{1} << stage_log_size_;
+  }
+  device.stage_bytes = bytes;
+  device.stage_log_slot = stage_log_slot_;
+  device.stage_log_size = stage_log_size_;
+  device.stage_region = stage_region();
+  device.stage_rings =
+      static_cast<ProxyRing*>(arena.upload(image.data(), image.size() * sizeof(ProxyRing)));
+  device.stage = stage_.device;
+  device.stage_unused = reinterpret_cast<std::uint64_t*>(words.device + unused_at);
 }
 
 }  // namespace marrow::proxy

@@ -16,9 +16,12 @@ Engine::Engine(int thread, int threads, int rank, int nranks, Board& board, cons
       hooks_(hooks),
       view_(board.view()),
       failed_(nranks),
-      down_(nranks) {
-  for (int peer = 0; peer < nranks; ++peer)
+      down_(nranks),
+      stage_(nranks) {
+  for (int peer = 0; peer < nranks; ++peer) {
     outboxes_.emplace_back(static_cast<std::uint32_t>(peer));
+    urgent_.emplace_back(static_cast<std::uint32_t>(peer));
+  }
 }
 
 void Engine::use(Link& link) {
@@ -51,6 +54,7 @@ bool Engine::step() {
   if (delivered < 0) report(-1, Code::network, link_->network().last_error());
   busy |= delivered > 0;
   busy |= drain();
+  if (staging_) busy |= move_stage();
   busy |= push();
   busy |= reap();
   publish();
@@ -68,6 +72,7 @@ void Engine::report(int peer, Code code, const std::string& sentence,
 void Engine::see(std::shared_ptr<const View> view) {
   view_ = std::move(view);
   found_.fill({});
+  if (staging_ != view_->staging.get()) see_staging();
 }
 
 bool Engine::refresh() {
@@ -121,6 +126,7 @@ void Engine::settle() {
       if (op.window != kNoWindow && !view_->find(op.window)) clean = false;
     });
   }
+  if (staging_ && stage_uses_gone_memory()) clean = false;
   if (!clean) return;
   settled_ = true;
   board_.acknowledge(thread_, seen_);
@@ -129,6 +135,7 @@ void Engine::settle() {
 /// Ends what is under way of a closed device communicator. @return whether nothing of it is on the network
 bool Engine::settle(DeviceState& device) {
   drop_queued(device);
+  if (staging_) drop_waiting(device);
   bool clean = true;
   for (const auto& ring : device.contexts) {
     for (const auto& queue : ring->queues) {
@@ -165,25 +172,31 @@ void Engine::detach(DeviceState& device) {
 
 /// Network operations of this device that were not posted yet are not posted any more.
 void Engine::drop_queued(const DeviceState& device) {
-  for (Outbox& box : outboxes_) {
-    box.filter([&](marrow_network_operation& o) {
-      Queue* queue = queue_of(o.token);
-      Operation* op = queue && &queue->ring->device == &device ? queue->find(o.token) : nullptr;
-      if (!op) return true;
-      --op->network;
-      return skip_instead(o);
-    });
+  for (std::vector<Outbox>* boxes : {&outboxes_, &urgent_}) {
+    for (Outbox& box : *boxes) {
+      box.filter([&](marrow_network_operation& o) {
+        Queue* queue = nullptr;
+        Operation* op = operation_of(o.token, &queue);
+        if (!op || &queue->ring->device != &device) return true;
+        if (!drop_from(box, o)) --op->network;
+        return skip_instead(o);
+      });
+    }
   }
 }
 
 void Engine::fail_operations(int peer) {
   forget_unseen(static_cast<std::uint32_t>(peer));
-  outboxes_[peer].filter([&](const marrow_network_operation& o) {
-    Queue* queue = queue_of(o.token);
-    Operation* op = queue ? queue->find(o.token) : nullptr;
-    if (op) --op->network;
-    return false;
-  });
+  for (Outbox* box : {&outboxes_[peer], &urgent_[peer]}) {
+    box->filter([&](const marrow_network_operation& o) {
+      if (drop_from(*box, o)) return false;
+      Queue* queue = queue_of(o.token);
+      Operation* op = queue ? queue->find(o.token) : nullptr;
+      if (op) --op->network;
+      return false;
+    });
+  }
+  if (staging_) fail_pieces(static_cast<std::uint32_t>(peer));
   for (Queue* queue : queues_) {
     if (!queue || queue->peer != peer) continue;
     queue->each([&](std::uint64_t, Operation& op) {
@@ -252,6 +265,17 @@ Extra& Engine::extra_of(Operation& op) {
   return extras_[op.extra];
 }
 
+void Engine::say_fetched(const Queue& queue, const Extra& extra, const Operation& op) {
+  ProxyChunk* result =
+      queue.ring->device.rings->results(queue.context, thread_) + extra.result_slot;
+  // A slot whose user gave up may have a newer user: then nobody waits for this one.
+  const auto last = static_cast<std::uint32_t>(result->high);
+  if (static_cast<std::int32_t>(extra.result_generation - last) > 0) {
+    store_cell(result, Cell16{extra.old_value, static_cast<std::uint64_t>(op.status) << 32 |
+                                                   extra.result_generation});
+  }
+}
+
 /// What an operation leaves besides its completion.
 void Engine::say_result(Queue& queue, Operation& op) {
   DeviceRings& rings = *queue.ring->device.rings;
@@ -259,13 +283,8 @@ void Engine::say_result(Queue& queue, Operation& op) {
     const Extra extra = extras_[op.extra];
     free_extras_.push_back(op.extra);
     op.extra = kNone;
-    ProxyChunk* result = rings.results(queue.context, thread_) + extra.result_slot;
-    // A slot whose user gave up may have a newer user: then nobody waits for this one.
-    const auto last = static_cast<std::uint32_t>(result->high);
-    if (static_cast<std::int32_t>(extra.result_generation - last) > 0) {
-      store_cell(result, Cell16{extra.old_value, static_cast<std::uint64_t>(op.status) << 32 |
-                                                     extra.result_generation});
-    }
+    if (extra.stage_slot != kNone) free_stage_slot(*queue.ring, extra.stage_slot);
+    if (extra.result_slot != kNone) say_fetched(queue, extra, op);
   }
   if (op.status != 0) {
     const std::uint64_t worst = std::max<std::uint64_t>(queue.completion->status, op.status);
@@ -311,16 +330,21 @@ bool Engine::reap() {
         ++i;
       } while (i < n && done[i].token == token);
       const auto same = static_cast<std::uint32_t>(i - first);
+      const auto failure = [&] {
+        return std::find_if(
+                   done + first, done + i,
+                   [](const auto& completion) { return completion.status != MARROW_NETWORK_OK; })
+            ->status;
+      };
       Queue* queue = queue_of(token);
+      if (!queue && token != 0 &&
+          piece_completed(token, same, bits == MARROW_NETWORK_OK ? bits : failure()))
+        continue;
       Operation* op = queue ? queue->find(token) : nullptr;
       if (!op) continue;  // an answer of ours, or its device communicator is closed
       op->network -= same;
-      if (bits != MARROW_NETWORK_OK) [[unlikely]] {
-        const auto failed = std::find_if(done + first, done + i, [](const auto& completion) {
-          return completion.status != MARROW_NETWORK_OK;
-        });
-        fail(*queue, *op, failed->status);
-      }
+      if (bits != MARROW_NETWORK_OK) [[unlikely]]
+        fail(*queue, *op, failure());
       finish_if_done(*queue, *op);
     }
     if (n < static_cast<int>(kBatch)) return any;
@@ -344,10 +368,11 @@ bool Engine::push() {
   bool any = false;
   for (std::size_t i = 0; i < to_push_.size();) {
     Outbox& box = *to_push_[i];
-    if (!box.empty()) {
+    const std::uint32_t n = box.held ? ready_prefix(box) : box.size();
+    if (n != 0) {
       const int peer = static_cast<int>(box.first()->peer);
       posting_ = true;
-      const int taken = link_->network().post(link_->endpoint(), box.first(), box.size());
+      const int taken = link_->network().post(link_->endpoint(), box.first(), n);
       posting_ = false;
       if (taken < 0) {
         report(peer, Code::network, link_->network().last_error());

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <array>
+#include <exception>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "proxy/networks.hpp"
 #include "proxy/operation_queue.hpp"
 #include "proxy/ring_reader.hpp"
+#include "proxy/stage_table.hpp"
 #include "proxy/transport.hpp"
 
 // What every descriptor runs through is one function: as calls they would cost more than they do.
@@ -45,6 +47,9 @@ struct Ring {
   std::uint64_t told = 0;         ///< index up to which producers know that slots are free
   std::uint64_t outstanding = 0;  ///< operations drained and not complete
   std::vector<std::unique_ptr<Queue>> queues;  ///< [nranks], made on first use
+  // Staging slots of kernels.
+  std::uint64_t stage_tail = 0;  ///< all taken before it are free again
+  std::vector<char> stage_done;  ///< [slots] free, but not yet said
 };
 
 struct DeviceState {
@@ -112,6 +117,7 @@ class Engine {
     to_publish_.push_back(&queue);
   }
   [[gnu::noinline]] void say_result(Queue& queue, Operation& op);
+  void say_fetched(const Queue& queue, const Extra& extra, const Operation& op);
   void publish();
   bool reap();
   [[gnu::cold]] void fail(const Queue& queue, Operation& op, int with);
@@ -147,6 +153,7 @@ class Engine {
   [[gnu::noinline]] Status start_get(Handle on, ProxyFields f);
   [[gnu::noinline]] Status start_fetch(Handle on, ProxyFields f);
   void name_result(Operation& op, ProxyFields f);
+  [[gnu::noinline]] void name_stage_slot(Queue& queue, Operation& op, ProxyFields f);
   [[gnu::noinline]] void start_flush(Handle on);
   void number(Queue& queue, marrow_network_operation& o) {
     if (ordered_) return;
@@ -156,7 +163,11 @@ class Engine {
   MARROW_HOT void send_add(Handle on, std::uint32_t window, std::uint64_t offset, std::uint64_t n,
                            bool strong, std::uint32_t covers);
   static void write(marrow_network_operation& o, const Message& message);
-  MARROW_HOT const Region* window_of(std::uint32_t id, std::uint64_t offset, std::uint64_t bytes);
+  /// A window that holds the range, or null.
+  const Region* window_of(std::uint32_t id, std::uint64_t offset, std::uint64_t bytes) {
+    const Region* window = find(id);
+    return window && window->window && window->holds(offset, bytes) ? window : nullptr;
+  }
   const Region* word_of(std::uint32_t id, std::uint64_t offset);
 
   // engine_receive.cpp: messages and the ends of streams
@@ -167,9 +178,13 @@ class Engine {
   void report_down(std::uint32_t peer);
   void act(std::uint32_t peer, const Message& message);
   void answer(std::uint32_t peer, const Message& to, std::uint64_t value, Status status);
-  /// A message that is part of no operation.
+  void act_now(std::uint32_t peer, const Message& message);
+  /// A message that is part of no operation, behind all operations to that peer; or past them.
   void send(std::uint32_t peer, const Message& message) {
     write(listed(outboxes_[peer]).add(MARROW_NETWORK_MESSAGE, 0), message);
+  }
+  void send_at_once(std::uint32_t peer, const Message& message, std::uint64_t token = 0) {
+    write(listed(urgent_[peer]).add(MARROW_NETWORK_MESSAGE, token), message);
   }
   Receiving& receiving(std::uint32_t peer, std::uint32_t stream);
   Sending& sending(std::uint32_t peer, std::uint32_t stream);
@@ -177,6 +192,34 @@ class Engine {
   bool all_seen(const DeviceState& device);
   void forget_unseen(std::uint32_t peer);
   bool skip_instead(marrow_network_operation& dropped);
+
+  // engine_stage.cpp: memory that the network cannot reach
+  void see_staging();
+  [[gnu::noinline]] bool move_staged(Handle on, ProxyFields f, std::uint32_t kind,
+                                     const Region& mine, const Region& window);
+  [[gnu::noinline]] void send_staged_value(Handle on, ProxyFields f);
+  std::uint64_t staged_sequences(ProxyFields f) const;
+  bool move_stage();
+  void assign_slots(std::uint32_t peer);
+  void ask_for(Piece& piece, std::uint32_t id);
+  void fetch_piece(Piece& piece, std::uint32_t id);
+  bool copied(const Piece& piece);
+  std::uint32_t ready_prefix(Outbox& box);
+  bool piece_completed(std::uint64_t token, std::uint32_t count, int failure);
+  void advance(std::uint32_t id, int failure);
+  void end_part(Piece& piece, int failure);
+  void on_credit(std::uint32_t peer, const Message& message);
+  bool on_piece_reply(std::uint32_t peer, const Message& message);
+  void on_staged(std::uint32_t peer, const Message& message);
+  void give_credit(std::uint32_t peer, const Message& of, Status status);
+  bool drop_from(Outbox& box, const marrow_network_operation& o);
+  Operation* operation_of(std::uint64_t token, Queue** queue);
+  void drop_waiting(const DeviceState& device);
+  void fail_pieces(std::uint32_t peer);
+  bool stage_uses_gone_memory();
+  void free_stage_slot(Ring& ring, std::uint32_t slot);
+  bool free_unused_slots();
+  bool say_free(Ring& ring);
 
   const int thread_;
   const int threads_;
@@ -208,7 +251,14 @@ class Engine {
   std::vector<std::uint32_t> free_extras_;
   std::vector<Queue*> to_publish_;  ///< queues with operations that ended in this pass
   std::vector<Outbox> outboxes_;    ///< [nranks]
-  std::vector<Outbox*> to_push_;    ///< those that are not empty
+  /// [nranks] Answers and credits, which pass what is held in outboxes_: those wait for the peer's.
+  std::vector<Outbox> urgent_;
+  std::vector<Outbox*> to_push_;      ///< those that are not empty
+  const Staging* staging_ = nullptr;  ///< of view_
+  CopyEngine* out_ = nullptr;         ///< of staging_, this thread's
+  CopyEngine* in_ = nullptr;          ///< likewise
+  StageTable stage_;
+  std::exception_ptr broken_;  ///< a copy into our memory did not start: nothing may follow it
   /// Ends of streams, made on first use and kept. [stream << 32 | peer]
   std::unordered_map<std::uint64_t, Sending> sending_;
   std::unordered_map<std::uint64_t, Receiving> receiving_;

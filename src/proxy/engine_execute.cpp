@@ -11,13 +11,6 @@
 
 namespace marrow::proxy {
 
-/// A window that holds the range, or null.
-inline const Region* Engine::window_of(std::uint32_t id, std::uint64_t offset,
-                                       std::uint64_t bytes) {
-  const Region* window = find(id);
-  return window && window->window && window->holds(offset, bytes) ? window : nullptr;
-}
-
 bool Engine::drain() {
   bool any = false;
   for (const auto& device : devices_) {
@@ -87,6 +80,7 @@ inline bool Engine::must_wait(Ring& ring, ProxyFields f) {
   std::uint64_t needed = 2;  // a message, and a question of ask()
   if (!ordered_ && f.opcode() == ProxyOpcode::put && f.bytes() > max_message_)
     needed += (f.bytes() - 1) / max_message_;
+  if (staging_) needed += staged_sequences(f);
   if (queue->sending->unseen() + needed <= kMaxUnseen) return false;
   ask(peer, queue->stream, *queue->sending);
   return true;
@@ -106,10 +100,12 @@ std::uint32_t Engine::drain_run(Ring& ring, std::uint64_t head, std::uint32_t mo
   const Region* window = find(f.window());
   const Region* mine = kValue ? window : find(f.region());
   if (!queue || !window || !window->window || !mine || f.add_window() != 0) return 0;
+  if (!kValue && f.region() >= kProxyStageRegions) return 0;  // each gives a slot back
   const std::uint64_t end = window->block.bytes, my_end = mine->block.bytes;
   const std::uint64_t largest =
       kValue ? kProxyMaxInline : std::min({kSmall, max_message_, end, my_end});
   if (end < largest) return 0;
+  if (!window->remote[peer] || (!kValue && !mine->local[thread_])) return 0;  // staged
   // Members that are alike in all, two at a time: the loop is bound by its instructions where another thread works on
   // the same core.
   using Pair [[gnu::vector_size(16)]] = std::uint64_t;
@@ -185,6 +181,8 @@ inline void Engine::execute(Ring& ring, std::uint64_t index, const ProxyDescript
     if (!queue) return refuse_rank(ring, index, peer);
   }
   Operation& op = queue->add(index, f.opcode(), f.counter());
+  if (f.opcode() == ProxyOpcode::put && f.region() >= kProxyStageRegions) [[unlikely]]
+    name_stage_slot(*queue, op, f);
   Status status = failed_[peer] ? Status::peer_failed : Status::invalid;
   if (!failed_[peer] && op.counter < ring.counters)
     status = start({*queue, op, queue->token_of_last()}, f);
@@ -250,6 +248,8 @@ inline bool Engine::move_pieces(Handle on, ProxyFields f, std::uint32_t kind) {
   const Region* mine = find(f.region());
   const Region* window = window_of(f.window(), f.offset(), bytes);
   if (!mine || !window || !mine->holds(f.source_offset(), bytes)) return false;
+  if (!mine->local[thread_] || !window->remote[on.queue.peer]) [[unlikely]]
+    return move_staged(on, f, kind, *mine, *window);
   if ((bytes - 1) / max_message_ >= kMaxUnseen) [[unlikely]]
     return false;
   on.op.region = f.region();
@@ -272,6 +272,10 @@ inline bool Engine::put_inline(Handle on, ProxyFields f) {
   const Region* window = window_of(f.window(), f.value_offset(), f.value_bytes());
   if (!window || f.value_bytes() - 1 >= kProxyMaxInline) return false;
   on.op.window = f.window();
+  if (!window->remote[on.queue.peer]) [[unlikely]] {
+    send_staged_value(on, f);
+    return true;
+  }
   marrow_network_operation& o = enqueue(on, MARROW_NETWORK_PUT_VALUE);
   o.remote = window->remote[on.queue.peer];
   o.remote_offset = f.value_offset();

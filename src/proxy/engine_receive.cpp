@@ -124,7 +124,26 @@ void Engine::on_immediate(std::uint32_t peer, std::uint32_t immediate) {
   });
 }
 
+/// What peers see, or are told, waits for the copies into our memory before it.
 void Engine::act(std::uint32_t peer, const Message& message) {
+  if (broken_) [[unlikely]]
+    return;
+  const bool answers = message.kind == MessageKind::reply || message.kind == MessageKind::credit;
+  if (!stage_.landing(peer) || answers) [[likely]]
+    return act_now(peer, message);
+  switch (message.kind) {
+    case MessageKind::staged_put:
+    case MessageKind::staged_value:
+    case MessageKind::staged_get: return act_now(peer, message);  // copies keep their order
+    default: break;
+  }
+  stage_.land({.ticket = stage_.last_ticket(peer),
+               .peer = peer,
+               .then = Landing::Then::act,
+               .message = message});
+}
+
+void Engine::act_now(std::uint32_t peer, const Message& message) {
   switch (message.kind) {
     case MessageKind::add:
     case MessageKind::fetch_add:
@@ -154,6 +173,10 @@ void Engine::act(std::uint32_t peer, const Message& message) {
     }
     case MessageKind::flush: answer(peer, message, 0, Status::ok); return;
     case MessageKind::skip: return;
+    case MessageKind::staged_put:
+    case MessageKind::staged_value:
+    case MessageKind::staged_get: on_staged(peer, message); return;
+    case MessageKind::credit: on_credit(peer, message); return;
     case MessageKind::reply: {
       if (message.flags & kAcknowledges) {
         const auto found = sending_.find(key_of(peer, message.stream));
@@ -163,6 +186,7 @@ void Engine::act(std::uint32_t peer, const Message& message) {
         }
       }
       Queue* queue = queue_of(message.token);
+      if (!queue && message.token != 0 && on_piece_reply(peer, message)) return;
       Operation* op = queue ? queue->find(message.token) : nullptr;
       if (!op || !op->reply || queue->peer != static_cast<int>(peer)) return;  // its user is gone
       op->reply = false;
@@ -191,7 +215,7 @@ void Engine::answer(std::uint32_t peer, const Message& to, std::uint64_t value, 
     message.flags = kAcknowledges;
     message.covers = to.sequence + (to.flags & kSequenced ? 1 : 0);
   }
-  send(peer, message);
+  send_at_once(peer, message);
 }
 
 void Engine::on_peer_down(std::uint32_t peer, const char* sentence) {

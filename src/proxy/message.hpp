@@ -25,6 +25,11 @@ enum class MessageKind : std::uint8_t {
   flush = 4,         ///< answered when everything before it can be seen
   reply = 5,         ///< operand: old value; compare: Status
   skip = 6,          ///< nothing: its sequence was given to an operation that never started
+  // Staged memory (staging.hpp). compare: slot | generation << 32
+  staged_put = 7,    ///< the slot has operand bytes for the window
+  staged_value = 8,  ///< as of put_value: offset | bytes << 56; operand, compare, token: the value
+  staged_get = 9,    ///< answered when operand bytes of the window are in the slot
+  credit = 10,       ///< that slot is free; operand: Status
 };
 
 enum MessageFlags : std::uint8_t {

@@ -41,12 +41,16 @@ struct Operation {
 };
 static_assert(sizeof(Operation) == 32);
 
-/// What fetches need besides.
+/// What fetches, and puts out of staging slots of kernels, need besides.
 struct Extra {
-  std::uint32_t result_slot = 0;
+  std::uint32_t result_slot = kNone;
+  std::uint32_t stage_slot = kNone;  ///< is free when the operation has ended
   std::uint32_t result_generation = 0;
   std::uint64_t old_value = 0;
 };
+
+/// In `compare` of a PUT: its data is not where the network can read it yet, or its target not known.
+inline constexpr std::uint64_t kHeld = 1;
 
 /// Network operations to one peer that the network has not taken yet.
 class Outbox {
@@ -92,6 +96,8 @@ class Outbox {
   }
 
   bool listed = false;  ///< among those to push
+  std::uint32_t held =
+      0;  ///< how many of its operations carry kHeld: none behind the first may be posted
 
  private:
   [[gnu::cold]] void grow() {

@@ -33,8 +33,9 @@ class TransportImpl;
 
 class DeviceImpl final : public Device {
  public:
+  /// @param stopped  called with whether the progress threads let go of everything
   DeviceImpl(std::shared_ptr<Board> board, std::shared_ptr<DeviceRings> rings,
-             std::function<void()> stopped)
+             std::function<void(bool)> stopped)
       : board_(std::move(board)), rings_(std::move(rings)), stopped_(std::move(stopped)) {}
   ~DeviceImpl() override { stop(); }
 
@@ -42,20 +43,23 @@ class DeviceImpl final : public Device {
 
   void stop() override {
     if (!board_) return;
-    const std::uint64_t version =
-        board_->change([&](View& view) { std::erase(view.devices, rings_); });
-    if (!board_->wait_acknowledged(version, base::Deadline::after(kSettleTimeout))) {
+    const std::uint64_t version = board_->change([&](View& view) {
+      std::erase(view.devices, rings_);
+      view.regions.erase(rings_->stage_region());
+    });
+    const bool clean = board_->wait_acknowledged(version, base::Deadline::after(kSettleTimeout));
+    if (!clean) {
       MARROW_WARN(proxy, "operations of a closed device communicator are still under way after ",
                   kSettleTimeout.count(), " ms");
     }
     board_.reset();
-    stopped_();
+    stopped_(clean);
   }
 
  private:
   std::shared_ptr<Board> board_;
   std::shared_ptr<DeviceRings> rings_;
-  std::function<void()> stopped_;
+  std::function<void(bool)> stopped_;
 };
 
 class TransportImpl final : public Transport {
@@ -70,7 +74,12 @@ class TransportImpl final : public Transport {
         log_size_(static_cast<std::uint32_t>(std::countr_zero(
             static_cast<std::uint64_t>(base::parameter_int("MARROW_PROXY_RING", parameters))))),
         board_(std::make_shared<Board>(bootstrap.nranks(), threads_)),
-        numbers_(std::make_shared<std::vector<bool>>(kStreams / kDeviceStreams)) {
+        numbers_(std::make_shared<std::vector<bool>>(kStreams / kDeviceStreams)),
+        self_(std::make_shared<TransportImpl*>(this)),
+        stage_(base::parameter_string("MARROW_PROXY_STAGE", parameters)),
+        chunk_(stage_chunk(static_cast<std::uint64_t>(
+                               base::parameter_size("MARROW_PROXY_STAGE_BYTES", parameters)),
+                           bootstrap.nranks())) {
     policy_.spins =
         static_cast<std::uint32_t>(base::parameter_int("MARROW_PROXY_SPINS", parameters));
     policy_.sleep =
@@ -82,10 +91,12 @@ class TransportImpl final : public Transport {
   }
 
   ~TransportImpl() override {
+    *self_ = nullptr;
     running_.clear();  // joins
     board_->close();
     for (const auto& [id, region] : regions_) release(*region);
     regions_.clear();
+    if (staging_) release(*staging_);
     links_.clear();
   }
 
@@ -136,6 +147,7 @@ class TransportImpl final : public Transport {
 
   /// Collective: starts the progress threads. Throws, on every rank, when one cannot.
   void run(const Place& place) {
+    place_ = place;
     try {
       bootstrap::together(bootstrap_, "starting progress threads", [&] {
         node_ = node_of(place);
@@ -158,10 +170,12 @@ class TransportImpl final : public Transport {
 
   std::string refuses(const memory::Block& block, bool window) const override {
     const marrow_network_properties& p = links_[0]->properties();
-    if (!block.host && !p.device_memory) {
-      return base::cat("network ", name(), " does not reach device memory here");
+    if (!block.host && !p.device_memory && !can_stage()) {
+      return base::cat("network ", name(), " does not reach device memory here, and ",
+                       stage_ == "never" ? "MARROW_PROXY_STAGE=never forbids staging it"
+                                         : "there is no copy engine to stage it");
     }
-    if (window && p.needs_descriptor && block.fd < 0) {
+    if (window && p.needs_descriptor && block.fd < 0 && (block.host || !can_stage())) {
       for (int r = 0; r < bootstrap_.nranks(); ++r) {
         if (!bootstrap_.same_process(r)) {
           return base::cat("network ", name(),
@@ -173,7 +187,13 @@ class TransportImpl final : public Transport {
     return {};
   }
 
-  void register_window(std::uint32_t id, const memory::Block& block) override {
+  bool staged(std::uint32_t id) const override {
+    std::lock_guard lock(mutex_);
+    const auto found = regions_.find(id);
+    return found != regions_.end() && found->second->staged;
+  }
+
+  void register_window(std::uint32_t id, const memory::Block& block, bool may_stage) override {
     const int me = bootstrap_.rank();
     std::shared_ptr<Region> region;
     const auto undo = [&] {
@@ -190,7 +210,11 @@ class TransportImpl final : public Transport {
             if (!why.empty())
               throw Error(Code::unsupported, why, "allocate the window with Memory::host");
             Blob key;
-            region = add_memory(id, block, true, mine, &key);
+            region = add_memory(id, block, true, mine, &key, may_stage);
+            WindowKey header{chunk_, region->staged, {}};
+            if (region->staged) key = stage_key_;
+            const auto bytes = std::as_bytes(std::span(&header, 1));
+            key.insert(key.begin(), bytes.begin(), bytes.end());
             return key;
           });
       bootstrap::together(
@@ -198,11 +222,23 @@ class TransportImpl final : public Transport {
             region->remote.resize(bootstrap_.nranks());
             for (int r = 0; r < bootstrap_.nranks(); ++r) {
               if (keys[r].empty()) continue;
-              Link& link = *links_[r % threads_];
-              link.check(link.network().import_key(
-                             link.endpoint(), static_cast<std::uint32_t>(r), keys[r].data(),
-                             static_cast<std::uint32_t>(keys[r].size()), &region->remote[r]),
-                         base::cat("window ", id, " of rank ", r));
+              WindowKey header{};
+              if (keys[r].size() < sizeof(header))
+                throw Error(Code::internal, base::cat("rank ", r, " sent no window key"));
+              std::memcpy(&header, keys[r].data(), sizeof(header));
+              const auto key = std::span(keys[r]).subspan(sizeof(header));
+              const std::string what = base::cat("window ", id, " of rank ", r);
+              if (!header.staged) {
+                region->remote[r] = import(r, key, what);
+                continue;
+              }
+              if (header.chunk != chunk_) {
+                throw Error(Code::mismatch,
+                            base::cat("rank ", r, " stages by ", header.chunk, " bytes, rank ", me,
+                                      " by ", chunk_),
+                            "give MARROW_PROXY_STAGE_BYTES one value on every rank");
+              }
+              reach_staging(r, key, what);
             }
             publish(region);  // before any peer knows that all are ready
           });
@@ -216,7 +252,7 @@ class TransportImpl final : public Transport {
   void register_region(std::uint32_t id, const memory::Block& block) override {
     const std::string why = refuses(block, false);
     if (!why.empty()) throw Error(Code::unsupported, why, "copy through a window or host memory");
-    publish(add_memory(id, block, false, -1, nullptr));
+    publish(add_memory(id, block, false, -1, nullptr, true));
   }
 
   void deregister(std::uint32_t id) override {
@@ -248,14 +284,22 @@ class TransportImpl final : public Transport {
     const auto number = static_cast<std::size_t>(free - numbers_->begin());
     // Rings near the threads that drain them, not near the one that sets them up.
     const base::PreferNode near(node_);
-    auto rings = std::make_shared<DeviceRings>(arena, requirements, counters, bootstrap_.nranks(),
-                                               threads_, log_size_,
-                                               static_cast<std::uint32_t>(number) * kDeviceStreams);
+    auto rings = std::make_shared<DeviceRings>(
+        arena, requirements, counters, bootstrap_.nranks(), threads_, log_size_,
+        static_cast<std::uint32_t>(number) * kDeviceStreams, kernel_bytes(),
+        static_cast<std::uint32_t>(
+            base::parameter_size("MARROW_PROXY_STAGE_THREAD_BYTES", parameters_)));
+    if (rings->stage().bytes != 0)
+      publish(add_memory(rings->stage_region(), rings->stage(), false, -1, nullptr, false));
     (*numbers_)[number] = true;
     const std::uint64_t version =
         board_->change([&](View& view) { view.devices.push_back(rings); });
     auto device = std::make_unique<DeviceImpl>(
-        board_, rings, [numbers = numbers_, number] { (*numbers)[number] = false; });
+        board_, rings,
+        [numbers = numbers_, number, self = self_, id = rings->stage_region()](bool clean) {
+          (*numbers)[number] = false;
+          if (*self && clean) (*self)->forget(id);
+        });
     if (!board_->wait_acknowledged(version, base::Deadline::after(kSettleTimeout))) {
       throw Error(Code::internal, "the proxy's progress threads do not answer",
                   "see the errors before this one");
@@ -280,12 +324,30 @@ class TransportImpl final : public Transport {
 
   /// Registers with every thread's endpoint; the key is of endpoint `keyed`.
   std::shared_ptr<Region> add_memory(std::uint32_t id, const memory::Block& block, bool window,
-                                     int keyed, Blob* key) {
+                                     int keyed, Blob* key, bool may_stage) {
     auto region = std::make_shared<Region>();
     region->id = id;
     region->window = window;
     region->block = block;
     region->local.resize(threads_);
+    region->staged = may_stage && must_stage(block);
+    if (!region->staged) {
+      try {
+        add_to_network(*region, keyed, key);
+        return region;
+      } catch (const Error& error) {
+        // What the network promises of device memory is what it will try.
+        if (!may_stage || block.host || !can_stage() || error.code() != Code::unsupported) throw;
+        MARROW_INFO(proxy, "device memory is staged: ", error.sentence());
+        region->staged = true;
+      }
+    }
+    make_stage_block();
+    return region;
+  }
+
+  void add_to_network(Region& region, int keyed, Blob* key) {
+    const memory::Block& block = region.block;
     marrow_network_memory memory{};
     memory.address = block.host ? block.host : block.device;
     memory.bytes = block.bytes;
@@ -297,11 +359,11 @@ class TransportImpl final : public Transport {
       std::uint32_t length = 0;
       Link& link = *links_[t];
       try {
-        link.check(link.network().register_memory(link.endpoint(), &memory, &region->local[t],
-                                                  bytes, &length),
+        link.check(link.network().register_memory(link.endpoint(), &memory, &region.local[t], bytes,
+                                                  &length),
                    base::cat("registering ", block.bytes, " bytes"));
       } catch (...) {
-        release(*region);
+        release(region);
         throw;
       }
       if (t == keyed) {
@@ -309,7 +371,110 @@ class TransportImpl final : public Transport {
         key->assign(view.begin(), view.end());
       }
     }
-    return region;
+  }
+
+  // --- staging
+
+  bool can_stage() const {
+    return stage_ == "always" || (stage_ == "auto" && hooks_.make_copy_engine);
+  }
+  bool must_stage(const memory::Block& block) const {
+    if (stage_ == "always") return true;
+    if (block.host || stage_ == "never") return false;
+    const marrow_network_properties& p = links_[0]->properties();
+    if (!p.device_memory) return true;
+    if (!p.needs_descriptor || block.fd >= 0) return false;
+    for (int r = 0; r < bootstrap_.nranks(); ++r) {
+      if (!bootstrap_.same_process(r)) return can_stage();
+    }
+    return false;
+  }
+  /// Largest put that kernels write to staging slots themselves; 0: none, since nothing will be staged.
+  std::uint32_t kernel_bytes() const {
+    const bool likely = stage_ == "always" || (staging_ && staging_->block.bytes != 0) ||
+                        (can_stage() && !links_[0]->properties().device_memory);
+    return likely ? static_cast<std::uint32_t>(
+                        base::parameter_size("MARROW_PROXY_STAGE_KERNEL_BYTES", parameters_))
+                  : 0;
+  }
+
+  /// What threads need to talk to peers whose memory is staged.
+  Region& staging_region() {
+    if (!staging_) {
+      staging_ = std::make_shared<Region>();
+      staging_->local.resize(threads_);
+      staging_->remote.resize(bootstrap_.nranks());
+      for (int t = 0; t < threads_ * 2; ++t) {
+        copy_engines_.push_back(hooks_.make_copy_engine ? hooks_.make_copy_engine()
+                                                        : std::make_unique<HostCopyEngine>());
+      }
+    }
+    return *staging_;
+  }
+  /// Slots for what is staged here: pinned, registered, on the board.
+  void make_stage_block() {
+    Region& region = staging_region();
+    if (region.block.bytes != 0) return;
+    stage_arena_ = memory::Arena::create(place_);
+    const base::PreferNode near(node_);
+    const Staging shape = describe_staging();
+    region.block = stage_arena_->allocate(shape.block_bytes(), Memory::host);
+    try {
+      add_to_network(region, bootstrap_.rank() % threads_, &stage_key_);
+    } catch (...) {
+      region.block = {};
+      stage_arena_.reset();
+      throw;
+    }
+    MARROW_INFO(proxy, "staging memory of ", region.block.bytes, " bytes, ", chunk_,
+                " bytes a slot");
+    publish_staging();
+  }
+  void reach_staging(int peer, std::span<const std::byte> key, const std::string& what) {
+    Region& region = staging_region();
+    if (!region.remote[peer]) region.remote[peer] = import(peer, key, what + ", staging memory");
+    publish_staging();
+  }
+  Staging describe_staging() const {
+    Staging staging;
+    staging.chunk = chunk_;
+    staging.rank = bootstrap_.rank();
+    staging.nranks = bootstrap_.nranks();
+    staging.block = staging_->block;
+    staging.local = staging_->local;
+    staging.remote = staging_->remote;
+    for (int t = 0; t < threads_; ++t) {
+      staging.out.push_back(copy_engines_[2 * t].get());
+      staging.in.push_back(copy_engines_[2 * t + 1].get());
+    }
+    return staging;
+  }
+  void publish_staging() {
+    board_->change([staging = std::make_shared<const Staging>(describe_staging())](View& view) {
+      view.staging = staging;
+    });
+  }
+
+  void* import(int peer, std::span<const std::byte> key, const std::string& what) {
+    Link& link = *links_[peer % threads_];
+    void* remote = nullptr;
+    link.check(
+        link.network().import_key(link.endpoint(), static_cast<std::uint32_t>(peer), key.data(),
+                                  static_cast<std::uint32_t>(key.size()), &remote),
+        what);
+    return remote;
+  }
+  /// A region that is no more on the board.
+  void forget(std::uint32_t id) {
+    std::shared_ptr<Region> region;
+    {
+      std::lock_guard lock(mutex_);
+      const auto found = regions_.find(id);
+      if (found == regions_.end()) return;
+      region = found->second;
+      regions_.erase(found);
+    }
+    release(*region);
   }
 
   void publish(const std::shared_ptr<Region>& region) {
@@ -346,7 +511,22 @@ class TransportImpl final : public Transport {
   std::shared_ptr<std::vector<bool>> numbers_;  ///< stream groups in use; core's thread only
   std::vector<std::unique_ptr<Engine>> engines_;
   std::vector<std::unique_ptr<Link>> links_;
-  std::mutex mutex_;
+  /// In front of every window key.
+  struct WindowKey {
+    std::uint64_t chunk;
+    std::uint8_t staged;  ///< the key is of the rank's staging memory
+    std::uint8_t reserved[7];
+  };
+
+  std::shared_ptr<TransportImpl*> self_;  ///< for Devices that outlive us; null then
+  const std::string stage_;
+  const std::uint64_t chunk_;
+  Place place_;
+  std::unique_ptr<memory::Arena> stage_arena_;
+  std::vector<std::unique_ptr<CopyEngine>> copy_engines_;  ///< [threads][out, in], of staging_
+  std::shared_ptr<Region> staging_;  ///< of core's thread; null: not needed yet
+  Blob stage_key_;                   ///< of staging_->block
+  mutable std::mutex mutex_;
   std::map<std::uint32_t, std::shared_ptr<Region>> regions_;
   std::vector<std::unique_ptr<ProgressThread>> running_;
 };

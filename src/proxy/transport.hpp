@@ -62,10 +62,14 @@ class Transport {
   virtual bool emulated() const = 0;
   /// Why such memory cannot be a window or local buffer; empty: it can.
   virtual std::string refuses(const memory::Block& block, bool window) const = 0;
+  /// Whether the network does not reach that registered region, so that it is staged (staging.hpp).
+  virtual bool staged(std::uint32_t id) const = 0;
 
   /// Collective: makes the block a window of number `id` (below kProxyMaxWindows, the same on every
   /// rank, unused). @throws Error on every rank when it fails on one
-  virtual void register_window(std::uint32_t id, const memory::Block& block) = 0;
+  /// @param may_stage  no: for memory that other ranks' or networks' writes must reach at once (signals)
+  virtual void register_window(std::uint32_t id, const memory::Block& block,
+                               bool may_stage = true) = 0;
   /// Not collective: source of puts, target of gets. id below kProxyMaxRegions, no window's.
   virtual void register_region(std::uint32_t id, const memory::Block& block) = 0;
   /// Either kind. Waits (bounded) until the threads have let go of it; descriptors that name it are

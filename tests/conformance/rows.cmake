@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Which rows ./test runs. --seconds keeps a slow machine inside the time limit: rows left out are counted
 # in the output.
+
+# All windows and buffers as if no network reached them, as GPU memory may be: through staging slots, small puts
+# written there by the kernel.
+set(staged MARROW_PROXY_STAGE=always MARROW_PROXY_STAGE_BYTES=1M MARROW_PROXY_STAGE_KERNEL_BYTES=1K)
 if(MARROW_SANITIZE STREQUAL "thread")
   # Processes are invisible to ThreadSanitizer: ranks as threads, on the paths that are ours from end to end.
   foreach(path IN ITEMS lsa gda proxy mixed)
@@ -11,6 +15,8 @@ if(MARROW_SANITIZE STREQUAL "thread")
   marrow_conformance_test(conformance_tsan_verbs ARGS --matrix pairwise --as threads --path proxy
     --network verbs --ranks 2,3 --block 1,4 --lanes 1 --seed 1 --bytes 256,15,4096 --far 0 --delay 0,20
     --seconds 12)
+  marrow_conformance_test(conformance_tsan_staged ENVIRONMENT ${staged} ARGS --matrix pairwise --as threads
+    --path proxy --ranks 2,3 --block 1,4 --lanes 1,4 --seed 1,2 --bytes 256,15,4096 --far 0 --delay 0,20 --seconds 9)
   return()
 elseif(MARROW_SANITIZE STREQUAL "address")
   foreach(shard RANGE 1)
@@ -19,6 +25,8 @@ elseif(MARROW_SANITIZE STREQUAL "address")
   endforeach()
   marrow_conformance_test(conformance_asan_verbs ARGS --matrix pairwise --path proxy --network verbs
     --ranks 1,2,3 --far 0 --seconds 10)
+  marrow_conformance_test(conformance_asan_staged ENVIRONMENT ${staged} ARGS --matrix pairwise --path proxy,mixed
+    --ranks 1,2,3 --far 0 --seconds 6)
   return()
 endif()
 
@@ -40,6 +48,7 @@ foreach(as IN ITEMS threads processes)
   marrow_conformance_test(conformance_verbs_${as} ARGS --matrix pairwise --path proxy --network verbs
     --as ${as} --seconds 10)
 endforeach()
+marrow_conformance_test(conformance_staged ENVIRONMENT ${staged} ARGS --matrix pairwise --path proxy,mixed --seconds 8)
 # RoCE addressing: both paths that drive a NIC, on softnic's RoCE port.
 foreach(path IN ITEMS "gda" "proxy;--network;verbs")
   list(GET path 0 name)
@@ -73,4 +82,6 @@ if(MARROW_WITH_CUDA)
     --path gda,proxy --memory host --seconds 50)
   marrow_conformance_test(conformance_gpu_engine LABEL gpu BINARY marrow_conformance_gpu ARGS --matrix pairwise
     --path gda --memory device --seconds 50)
+  marrow_conformance_test(conformance_gpu_staged LABEL gpu BINARY marrow_conformance_gpu
+    ENVIRONMENT MARROW_PROXY_STAGE=always ARGS --matrix pairwise --path proxy --memory device --seconds 50)
 endif()

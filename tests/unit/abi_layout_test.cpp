@@ -14,17 +14,19 @@ namespace marrow {
 namespace {
 
 TEST(AbiLayout, ANumberStandsForOneLayout) {
-  EXPECT_EQ(kAbiVersion, 2u);
+  EXPECT_EQ(kAbiVersion, 3u);
   // If one of these differs: raise kAbiVersion, then write both down here.
   using Offsets = std::vector<std::size_t>;
   EXPECT_EQ((Offsets{sizeof(WindowHandle), offsetof(WindowHandle, local),
                      offsetof(WindowHandle, gda_base), offsetof(WindowHandle, gda_local),
                      offsetof(WindowHandle, atomic_path), offsetof(WindowHandle, no_atomics),
-                     offsetof(WindowHandle, owner), offsetof(WindowHandle, near)}),
-            (Offsets{144, 16, 32, 48, 60, 62, 64, 80}));
+                     offsetof(WindowHandle, staged), offsetof(WindowHandle, owner),
+                     offsetof(WindowHandle, near)}),
+            (Offsets{144, 16, 32, 48, 60, 62, 63, 64, 80}));
   EXPECT_EQ((Offsets{sizeof(LocalBufferHandle), offsetof(LocalBufferHandle, local),
-                     offsetof(LocalBufferHandle, gda_local), offsetof(LocalBufferHandle, owner)}),
-            (Offsets{48, 16, 24, 40}));
+                     offsetof(LocalBufferHandle, gda_local), offsetof(LocalBufferHandle, staged),
+                     offsetof(LocalBufferHandle, owner)}),
+            (Offsets{48, 16, 24, 37, 40}));
   EXPECT_EQ((Offsets{sizeof(DeviceCommunicator), offsetof(DeviceCommunicator, atomic_path),
                      offsetof(DeviceCommunicator, path), offsetof(DeviceCommunicator, sync),
                      offsetof(DeviceCommunicator, gda), offsetof(DeviceCommunicator, look),
@@ -50,8 +52,11 @@ TEST(AbiLayout, ANumberStandsForOneLayout) {
                      offsetof(ProxyDevice, rings), offsetof(ProxyDevice, posted),
                      offsetof(ProxyDevice, completion), offsetof(ProxyDevice, magic),
                      offsetof(ProxyDevice, slots), offsetof(ProxyDevice, log_size),
+                     offsetof(ProxyDevice, stage_bytes), offsetof(ProxyDevice, stage_region),
+                     offsetof(ProxyDevice, stage_thread_bytes), offsetof(ProxyDevice, stage_rings),
+                     offsetof(ProxyDevice, stage), offsetof(ProxyDevice, stage_unused),
                      sizeof(ProxyCompletion), offsetof(ProxyCompletion, status)}),
-            (Offsets{64, 4, 8, 16, 24, 32, 40, 48, 64, 8}));
+            (Offsets{128, 4, 8, 16, 24, 32, 40, 48, 52, 64, 68, 72, 80, 88, 64, 8}));
 }
 
 }  // namespace

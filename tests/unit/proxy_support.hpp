@@ -74,6 +74,7 @@ class ProxyRank {
     local.id = 100;
     local.bytes = local_block.bytes;
     local.local = local_block.device;
+    local.staged = transport_->staged(100);
     c.signal_base = words(c.signal_words);
     c.signal_shadow = words(c.signal_words);
     c.counter_base = words(r.counters);
@@ -113,7 +114,7 @@ class ProxyRank {
   WindowHandle make_window(std::uint32_t id, std::uint64_t bytes, bool as_device = false) {
     memory::Block block = arena_->allocate(bytes, Memory::host);
     if (as_device) block.host = nullptr, block.kind = Memory::device;
-    transport_->register_window(id, block);
+    transport_->register_window(id, block, id != 2);
     WindowHandle handle;
     handle.abi = kAbiVersion;
     handle.id = id;
@@ -121,6 +122,7 @@ class ProxyRank {
     handle.local = block.device;
     handle.atomic_path = Path::proxy;
     handle.host_memory = !as_device;
+    handle.staged = transport_->staged(id);
     return handle;
   }
 

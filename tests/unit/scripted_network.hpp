@@ -22,6 +22,7 @@ struct Script {
   std::function<int(void* endpoint, const End&, const marrow_network_operation*, std::uint32_t)>
       post;
   std::function<void(void* remote)> release_key;
+  std::function<bool(const marrow_network_memory&)> refuses;  ///< to register it
   /// Around the events of that rank's endpoints.
   std::function<void(std::uint32_t rank, const void* data, std::uint32_t bytes)> message;
 
@@ -43,6 +44,7 @@ inline Script& Script::begin() {
   script.properties = nullptr;
   script.post = nullptr;
   script.release_key = nullptr;
+  script.refuses = nullptr;
   script.message = nullptr;
   script.ends.clear();
   static marrow_network network = [] {
@@ -91,6 +93,11 @@ inline Script& Script::begin() {
         end = current().ends.at(endpoint);
       }
       return current().post(endpoint, end, operations, count);
+    };
+    n.register_memory = [](void* endpoint, const marrow_network_memory* memory, void** region,
+                           void* key, std::uint32_t* bytes) -> int {
+      if (current().refuses && current().refuses(*memory)) return MARROW_NETWORK_UNSUPPORTED;
+      return below_script().register_memory(endpoint, memory, region, key, bytes);
     };
     n.release_key = [](void* endpoint, void* remote) {
       if (current().release_key) current().release_key(remote);

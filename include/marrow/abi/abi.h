@@ -33,6 +33,6 @@ namespace marrow {
 /// Layout number of everything a kernel and the host both read (include/marrow/abi). A kernel built
 /// against another number gets Status::invalid from each operation and Communicator::check() names
 /// both numbers.
-inline constexpr std::uint32_t kAbiVersion = 2;
+inline constexpr std::uint32_t kAbiVersion = 3;
 
 }  // namespace marrow

@@ -45,7 +45,8 @@ struct WindowHandle {
   /// 1: add, fetch_add, compare_swap and SignalAt return Status::invalid, because the memory cannot be updated
   /// atomically by all who would: host memory by several GPUs (lsa), GPU memory by a CPU thread (proxy)
   std::uint8_t no_atomics = 0;
-  std::uint8_t reserved0 = 0;
+  /// 1: the proxy's network cannot read it, so small puts from it are written to a staging slot by the kernel
+  std::uint8_t staged = 0;
   std::uint64_t owner = 0;  ///< DeviceCommunicator::owner of its communicator
   std::uint64_t reserved1 = 0;
   std::uint64_t near[kNear] =
@@ -62,7 +63,8 @@ struct LocalBufferHandle {
   std::uint64_t gda_local = 0;
   std::uint32_t gda_lkey = 0;
   std::uint8_t host_memory = 0;
-  std::uint8_t reserved0[3] = {};
+  std::uint8_t staged = 0;  ///< as in WindowHandle
+  std::uint8_t reserved0[2] = {};
   std::uint64_t owner = 0;  ///< DeviceCommunicator::owner of its communicator
 };
 static_assert(sizeof(LocalBufferHandle) == 48);

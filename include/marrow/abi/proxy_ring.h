@@ -38,6 +38,8 @@ enum class ProxyOpcode : std::uint8_t {
 /// Window ids in descriptors are smaller than this, ids of local buffers than the next.
 inline constexpr std::uint32_t kProxyMaxWindows = 1u << 23;
 inline constexpr std::uint32_t kProxyMaxRegions = 1u << 31;
+/// From here on: a device communicator's staging slots. Puts from there give their slot back when they end.
+inline constexpr std::uint32_t kProxyStageRegions = kProxyMaxRegions - 64;
 /// Counter ids are 0 .. this - 1.
 inline constexpr std::int32_t kProxyMaxCounters = (1 << 17) - 1;
 /// Largest add that travels inside a put_value descriptor; a larger one takes its own.
@@ -253,7 +255,7 @@ struct alignas(64) ProxyCompletion {
 };
 static_assert(sizeof(ProxyCompletion) == 64);
 
-/// What DeviceCommunicator::proxy points at. 64 bytes.
+/// What DeviceCommunicator::proxy points at. 128 bytes.
 struct ProxyDevice {
   std::uint32_t abi = 0;
   std::uint32_t threads =
@@ -265,9 +267,23 @@ struct ProxyDevice {
   std::uint64_t magic = 0;                      ///< proxy_magic(threads)
   ProxyDescriptor* slots = nullptr;  ///< of ring 0; those of ring r begin r << log_size behind it
   std::uint32_t log_size = 0;        ///< of each ring
-  std::uint32_t reserved[3] = {};
+  std::uint32_t stage_bytes =
+      0;  ///< puts up to this size from staged memory are written by the kernel; 0: none
+  std::uint32_t stage_log_slot = 0;      ///< bytes of a staging slot
+  std::uint32_t stage_log_size = 0;      ///< staging slots of each ring
+  std::uint32_t stage_region = 0;        ///< its id
+  std::uint32_t stage_thread_bytes = 0;  ///< and up to this size for each calling thread
+  /// Staging slots of a ring are taken as ring slots are: [contexts * threads], of which slots and results are
+  /// null. The thread gives them back in order, by `consumed`, when the network has read them.
+  ProxyRing* stage_rings = nullptr;
+  std::byte* stage =
+      nullptr;  ///< pinned host memory [rings][1 << stage_log_size][1 << stage_log_slot]
+  /// Pinned host memory [rings][1 << stage_log_size]: a kernel that took a slot and could not post writes its
+  /// index + 1 here.
+  std::uint64_t* stage_unused = nullptr;
+  std::uint64_t reserved[4] = {};
 };
-static_assert(sizeof(ProxyDevice) == 64 && offsetof(ProxyDevice, completion) == 24);
+static_assert(sizeof(ProxyDevice) == 128 && offsetof(ProxyDevice, completion) == 24);
 
 /// peer % threads without a division, which takes a lone GPU thread longer than the rest of a post:
 /// exact for peers below 2^16 and up to 2^16 threads.

@@ -19,6 +19,8 @@ struct Thread {
   MARROW_DEVICE void sync() const {}
   /// The worst status of the group's members, at each of them; also a sync.
   MARROW_DEVICE Status agree(Status status) const { return status; }
+  /// Member 0's word, at each member.
+  MARROW_DEVICE std::uint64_t first(std::uint64_t word) const { return word; }
 };
 
 /// `kLanes` neighbouring lanes of a warp (a power of two; at most the warp). On the CPU device a
@@ -39,6 +41,10 @@ struct Tile {
         worst = static_cast<Status>(s);
     }
     return worst;
+  }
+  MARROW_DEVICE std::uint64_t first(std::uint64_t word) const {
+    const std::uint32_t lanes = mask();
+    return warp_shuffle(lanes, word, lowest_lane(lanes));
   }
   /// The members' lanes, as a mask over the warp.
   MARROW_DEVICE std::uint32_t mask() const {
@@ -70,6 +76,12 @@ struct Block {
   MARROW_DEVICE void sync() const { block_sync(); }
   MARROW_DEVICE Status agree(Status status) const {
     return static_cast<Status>(block_max(static_cast<std::uint32_t>(status)));
+  }
+  MARROW_DEVICE std::uint64_t first(std::uint64_t word) const {
+    const std::uint32_t high = rank() == 0 ? static_cast<std::uint32_t>(word >> 32) : 0;
+    const std::uint32_t low = rank() == 0 ? static_cast<std::uint32_t>(word) : 0;
+    const std::uint64_t top = block_max(high);
+    return top << 32 | block_max(low);
   }
   /// Block's dynamic shared memory, from byte_offset on.
   template <class T>

@@ -197,7 +197,7 @@ class Gin {
   template <class... Options>
   MARROW_DEVICE Status plan_options(const Index& at, Path path, detail::Then* then, Path* then_path,
                                     const Options&... options) const;
-  template <class Coop, class Post>
+  template <bool kTogether = false, class Coop, class Post>
   MARROW_DEVICE Status post_then(int peer, Path path, const detail::Then& then, Path then_path,
                                  const detail::Knobs& knobs, const Coop& coop, Post&& post,
                                  int action_counter = -1) const;

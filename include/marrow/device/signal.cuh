@@ -56,6 +56,7 @@ struct Region {
   std::uint32_t id = 0;
   std::uint32_t abi = 0;
   bool host_memory = false;
+  bool staged = false;  ///< see WindowHandle
   std::uint64_t owner = 0;
 
   Region() = default;
@@ -67,6 +68,7 @@ struct Region {
         id(w.id),
         abi(w.abi),
         host_memory(w.host_memory),
+        staged(w.staged),
         owner(w.owner) {}
   MARROW_HOST_DEVICE Region(const LocalBufferHandle& b)  // NOLINT: implicit by design
       : local(b.local),
@@ -76,6 +78,7 @@ struct Region {
         id(b.id),
         abi(b.abi),
         host_memory(b.host_memory),
+        staged(b.staged),
         owner(b.owner) {}
 };
 

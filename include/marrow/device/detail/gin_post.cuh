@@ -203,9 +203,10 @@ MARROW_DEVICE Status Gin<kOnly...>::plan_options(const Index& at, Path path, det
 
 /// Posts an operation and its action so that the action's promise holds when the two take different
 /// paths. post(PathX{}, then, group) posts the operation with an action of its own path.
+/// @param kTogether       post wants the whole group on the proxy path, too
 /// @param action_counter  what the action counts on when it travels alone; -1: nothing
 template <Path... kOnly>
-template <class Coop, class Post>
+template <bool kTogether, class Coop, class Post>
 MARROW_DEVICE Status Gin<kOnly...>::post_then(int peer, Path path, const detail::Then& then,
                                               Path then_path, const detail::Knobs& knobs,
                                               const Coop& coop, Post&& post,
@@ -235,7 +236,9 @@ MARROW_DEVICE Status Gin<kOnly...>::post_then(int peer, Path path, const detail:
       } else {
         return coop.agree(detail::by_one(coop, [&] { return post(body, own, Thread{}); }));
       }
-    } else if constexpr (decltype(body)::kPath == Path::lsa) {
+    } else if constexpr (decltype(body)::kPath == Path::lsa ||
+                         (kTogether && decltype(body)::kPath == Path::proxy &&
+                          !std::is_same_v<Coop, Thread>)) {
       return post(body, own, coop);
     } else {
       coop.sync();  // the group's stores to the source happen before the post
@@ -360,14 +363,17 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window,
   status = detail::refused(coop, status);
   if (status != Status::ok) return status;
   const detail::PutOp op{rank, window, offset, source, source_offset, bytes};
-  return post_then(rank, path, then, then_path, knobs, coop,
-                   [&](auto body, const detail::Then& own, const auto& group) {
-                     if constexpr (decltype(body)::kPath != Path::proxy) {
-                       return body.put(comm_, context_, op, own, knobs, group);
-                     } else {
-                       return body.put(comm_, context_, op, own, knobs);
-                     }
-                   });
+  return post_then<true>(
+      rank, path, then, then_path, knobs, coop,
+      [&](auto body, const detail::Then& own, [[maybe_unused]] const auto& group) {
+        if constexpr (decltype(body)::kPath != Path::proxy) {
+          return body.put(comm_, context_, op, own, knobs, group);
+        } else if constexpr (std::is_same_v<std::remove_cvref_t<decltype(group)>, Thread>) {
+          return body.put(comm_, context_, op, own, knobs);
+        } else {
+          return body.put_together(comm_, context_, op, own, knobs, group);
+        }
+      });
 }
 
 template <Path... kOnly>

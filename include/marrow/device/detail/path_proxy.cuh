@@ -23,9 +23,16 @@ namespace detail {
 struct PathProxy {
   static constexpr Path kPath = Path::proxy;
 
+  /// By one thread.
   template <class At>
   static MARROW_DEVICE Status put(const DeviceCommunicator& comm, At context, const PutOp& op,
                                   const Then& then, const Knobs& knobs) {
+    if (op.source.staged && is_written_ahead(comm, op, 1)) {
+      const Taken taken = take_staging(comm, context, op.peer, knobs.deadline);
+      if (taken.status != Status::ok) return taken.status;
+      copy_alone(taken.slot, op.source.local + op.source_offset, op.bytes);
+      return put_staged(comm, context, op, then, knobs, taken);
+    }
     // What fits travels in the descriptor: no release, and no copy out of GPU memory by somebody else.
     if (op.bytes - 1 < kProxyMaxInline && inside(op.source_offset, op.bytes, op.source.bytes) &&
         (!then.window || then.n <= kProxyMaxFusedAdd)) {
@@ -43,6 +50,30 @@ struct PathProxy {
     d.bytes = op.bytes;
     if (op.bytes) release_payload(knobs);
     return post(comm, context, op.peer, &d, 1, knobs);
+  }
+
+  /// By a group: it writes a staging slot together.
+  template <class At, class Coop>
+  static MARROW_DEVICE Status put_together(const DeviceCommunicator& comm, At context,
+                                           const PutOp& op, const Then& then, const Knobs& knobs,
+                                           const Coop& coop) {
+    coop.sync();  // the group's stores to the source happen before the post
+    Taken taken{};
+    if (!op.source.staged || !is_written_ahead(comm, op, coop.size())) {
+      if (coop.rank() == 0) taken.status = put(comm, context, op, then, knobs);
+      return coop.agree(taken.status);
+    }
+    if (coop.rank() == 0) taken = take_staging(comm, context, op.peer, knobs.deadline);
+    taken.status = coop.agree(taken.status);
+    if (taken.status != Status::ok) return taken.status;
+    const auto ours = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(taken.slot));
+    const std::uint64_t slot = coop.first(ours);
+    copy(reinterpret_cast<void*>(static_cast<std::uintptr_t>(slot)),
+         op.source.local + op.source_offset, op.bytes, static_cast<unsigned>(coop.rank()),
+         static_cast<unsigned>(coop.size()));
+    coop.sync();
+    if (coop.rank() == 0) taken.status = put_staged(comm, context, op, then, knobs, taken);
+    return coop.agree(taken.status);
   }
 
   template <class At>
@@ -219,6 +250,69 @@ struct PathProxy {
     return reinterpret_cast<T*>(load_fixed(valid, reinterpret_cast<const std::uint64_t*>(p)));
   }
 
+  /// A staging slot of a ring.
+  struct Taken {
+    std::byte* slot;
+    std::uint64_t* unused;  ///< where to say that it will not be posted, and what
+    std::uint64_t index;
+    Status status;
+  };
+
+  /// Small enough to be written to pinned memory here, too large to travel in the descriptor. (A copy engine
+  /// takes longer to start than such a copy takes.)
+  static MARROW_DEVICE bool is_written_ahead(const DeviceCommunicator& comm, const PutOp& op,
+                                             int threads) {
+    return comm.proxy && op.bytes > kProxyMaxInline &&
+           op.bytes <= load_fixed(true, &comm.proxy->stage_bytes) &&
+           op.bytes <= std::uint64_t{load_fixed(true, &comm.proxy->stage_thread_bytes)} *
+                           static_cast<std::uint32_t>(threads) &&
+           inside(op.source_offset, op.bytes, op.source.bytes);
+  }
+  static MARROW_DEVICE_COLD void copy_alone(std::byte* to, const std::byte* from,
+                                            std::uint64_t bytes) {
+    copy(to, from, bytes, 0, 1);
+  }
+  template <class At>
+  static MARROW_DEVICE Taken take_staging(const DeviceCommunicator& comm, At context, int peer,
+                                          Deadline deadline) {
+    return take_slot_of(wait_words(comm), comm.proxy, context,
+                        sharing_of(comm, context) == Sharing::thread, deadline, peer);
+  }
+  static MARROW_DEVICE_COLD Taken take_slot_of(WaitWords comm, const ProxyDevice* proxy,
+                                               int context, bool alone, Deadline deadline,
+                                               int peer) {
+    const std::uint32_t number = where(true, proxy, context, peer).number;
+    ProxyRing& ring = *(proxy->stage_rings + number);
+    Place place;
+    Taken taken{};
+    taken.status = alone ? reserve_alone(comm, ring, 1, deadline, peer, &place)
+                         : reserve_together(comm, {&ring, number}, 1, deadline, peer, &place);
+    const std::uint64_t slot = (static_cast<std::uint64_t>(number) << proxy->stage_log_size) +
+                               (place.first & ((std::uint64_t{1} << proxy->stage_log_size) - 1));
+    taken.slot = proxy->stage + (slot << proxy->stage_log_slot);
+    taken.unused = proxy->stage_unused + slot;
+    taken.index = place.first;
+    return taken;
+  }
+  /// Posts what has been written to a staging slot.
+  template <class At>
+  static MARROW_DEVICE Status put_staged(const DeviceCommunicator& comm, At context,
+                                         const PutOp& op, const Then& then, const Knobs& knobs,
+                                         const Taken& taken) {
+    ProxyOperation d = start(ProxyOpcode::put, op.peer, op.window, then, knobs);
+    d.region = load_fixed(true, &comm.proxy->stage_region);
+    d.offset = op.offset;
+    d.source_offset =
+        static_cast<std::uint64_t>(taken.slot - fixed_pointer(true, &comm.proxy->stage));
+    d.bytes = op.bytes;
+    release_payload(Knobs{});  // of the slot: whatever the caller released came before
+    const Status status = post(comm, context, op.peer, &d, 1, knobs);
+    // The slot goes back in its turn. Meets the thread's acquire in Engine::say_free.
+    if (status != Status::ok)
+      publish<Scope::system>(Store<std::uint64_t>{taken.unused, taken.index + 1});
+    return status;
+  }
+
   /// Where a lane's descriptors go, and whether it is the one to say how far its queue is.
   struct Place {
     std::uint64_t first = 0;
@@ -339,8 +433,9 @@ struct PathProxy {
   }
 
   /// One thread at a time: no atomics, and nothing that has to go to L2.
-  static MARROW_DEVICE Status reserve_alone(const DeviceCommunicator& comm, ProxyRing& ring,
-                                            int count, Deadline deadline, int peer, Place* place) {
+  template <class Words>
+  static MARROW_DEVICE Status reserve_alone(const Words& comm, ProxyRing& ring, int count,
+                                            Deadline deadline, int peer, Place* place) {
     const std::uint64_t at = load_data_ahead(&ring.producer);
     const std::uint64_t end = at + static_cast<std::uint64_t>(count);
     if (static_cast<std::int64_t>(load_data_ahead(&ring.limit) - end) < 0) {
@@ -369,9 +464,9 @@ struct PathProxy {
   }
 
   /// Lanes that are here together and post to one ring: the lowest takes for all.
-  static MARROW_DEVICE Status reserve_together(const DeviceCommunicator& comm, const Where& where,
-                                               int count, Deadline deadline, int peer,
-                                               Place* place) {
+  template <class Words>
+  static MARROW_DEVICE Status reserve_together(const Words& comm, const Where& where, int count,
+                                               Deadline deadline, int peer, Place* place) {
     ProxyRing& ring = *where.ring;
     // The ring's address, not its number: lanes may post on different device communicators.
     const std::uint32_t lanes =
@@ -408,7 +503,8 @@ struct PathProxy {
 
   /// Takes n credits, then n indices. Relaxed throughout: a slot's words are only ever stored and
   /// loaded whole, and the thread had read them before it moved `consumed`, on which our store depends.
-  static MARROW_DEVICE Status take(const DeviceCommunicator& comm, ProxyRing& ring, std::uint64_t n,
+  template <class Words>
+  static MARROW_DEVICE Status take(const Words& comm, ProxyRing& ring, std::uint64_t n,
                                    Deadline deadline, int peer, std::uint64_t* first) {
     if (!take_credits(ring, n)) {
       const Status status = wait_until(
