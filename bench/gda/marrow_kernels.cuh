@@ -64,6 +64,33 @@ __global__ void issue(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
   if (worst != Status::ok) *failed = static_cast<int>(worst);
 }
 
+/// One thread that holds its queue (ExclusiveQueue).
+template <bool kSignal>
+__global__ void issue_held(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
+                           const MARROW_GRID_CONSTANT WindowHandle window, const int* peers,
+                           int every, int calls, std::uint32_t* log, Clock* clock, int* failed) {
+  auto queue = gin_of<Sharing::thread, true>(comm).exclusive(*peers);
+  const auto target = queue.remote(window);
+  const auto source = queue.local(window);
+  Status worst = Status::ok;
+  const auto put = [&](int i, Doorbell doorbell) {
+    const std::uint64_t offset = static_cast<std::uint64_t>(i) * 64;
+    if constexpr (kSignal) {
+      worst =
+          worse(worst, queue.put(target, offset, source, offset, 64, SignalAdd{0, 1}, doorbell));
+    } else {
+      worst = worse(worst, queue.put(target, offset, source, offset, 64, doorbell));
+    }
+  };
+  if (every == 1) {
+    timed(log, clock, calls, [&](int i) { put(i, Doorbell::now); });
+  } else {
+    timed(log, clock, calls,
+          [&](int i) { put(i, (i + 1) & (every - 1) ? Doorbell::deferred : Doorbell::now); });
+  }
+  if (worst != Status::ok) *failed = static_cast<int>(worst);
+}
+
 /// Every warp has one peer.
 template <Sharing kSharing, What kWhat>
 __global__ void rate(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
@@ -186,26 +213,42 @@ inline const char* sharing_name(Sharing s) {
   return s == Sharing::thread ? "thread" : s == Sharing::block ? "block" : "device";
 }
 
-template <Sharing kSharing, bool kFixed, What kWhat>
-void issue_row(const char* what, Placement placement, GdaRelease release, int every = 1,
-               const char* note = "") {
-  Fabricated f(1, kSharing, placement, release);
-  const bool lanes = kWhat == What::put_each_lane;
-  issue<kSharing, kFixed, kWhat><<<1, lanes ? 32 : 1>>>(f.comm, f.window, f.peers, every, kCalls,
-                                                        cycle_log(), clock_words(), f.failed);
+/// Launches issue kernels of `kernel`'s arguments and adds the row. @param each  WQEs a call
+template <class Kernel>
+void issue_row_of(Kernel kernel, Sharing sharing, int threads, int each, bool writes,
+                  const char* what, Placement placement, GdaRelease release, int every,
+                  const char* note) {
+  Fabricated f(1, sharing, placement, release);
+  kernel<<<1, threads>>>(f.comm, f.window, f.peers, every, kCalls, cycle_log(), clock_words(),
+                         f.failed);
   must(cudaGetLastError(), what);
   must(cudaDeviceSynchronize(), what);
   Row row;
   row.what = what;
-  row.sharing = sharing_name(kSharing);
+  row.sharing = sharing_name(sharing);
   row.placement = placement == Placement::device ? "device" : "host";
   row.scope = release == GdaRelease::device ? "device" : "system";
-  row.batch = lanes ? "32 a call" : every == 1 ? "1" : "32";
+  row.batch = threads > 1 ? "32 a call" : every == 1 ? "1" : "32";
   row.note = note;
-  row.threads = lanes ? 32 : 1;
-  const int each = (kWhat == What::put_signal ? 2 : 1) * (lanes ? 32 : 1);
-  row.verified = f.good(std::int64_t{kCalls} * each, kWhat == What::put || lanes);
+  row.threads = threads;
+  row.verified = f.good(std::int64_t{kCalls} * each, writes);
   add_times(std::move(row), kCalls);
+}
+
+template <Sharing kSharing, bool kFixed, What kWhat>
+void issue_row(const char* what, Placement placement, GdaRelease release, int every = 1,
+               const char* note = "") {
+  constexpr bool kLanes = kWhat == What::put_each_lane;
+  issue_row_of(issue<kSharing, kFixed, kWhat>, kSharing, kLanes ? 32 : 1,
+               (kWhat == What::put_signal ? 2 : 1) * (kLanes ? 32 : 1),
+               kWhat == What::put || kLanes, what, placement, release, every, note);
+}
+
+template <bool kSignal>
+void issue_held_row(const char* what, Placement placement, GdaRelease release, int every = 1,
+                    const char* note = "queue held by the thread") {
+  issue_row_of(issue_held<kSignal>, Sharing::thread, 1, kSignal ? 2 : 1, !kSignal, what, placement,
+               release, every, note);
 }
 
 template <Sharing kSharing, What kWhat>

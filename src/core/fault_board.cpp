@@ -30,6 +30,9 @@ const char* meaning(std::uint32_t what) {
     case CheckedWhat::path: return "peer is on a path this Gin<...> has not compiled in";
     case CheckedWhat::abi: return "window or buffer has another ABI number";
     case CheckedWhat::window: return "window does not belong to this communicator";
+    case CheckedWhat::held_queue:
+      return "somebody else posted to the queue that an ExclusiveQueue holds (value and limit are "
+             "its next entry)";
   }
   return "precondition violated";
 }

@@ -19,6 +19,9 @@ constexpr std::uint32_t kRun = 32;
 __device__ __forceinline__ std::uint32_t rest_after(std::uint32_t empty_looks) {
   return empty_looks > 2048 ? 2000 : empty_looks > 512 ? 500 : empty_looks > 64 ? 100 : 0;
 }
+/// Every eighth look is at the doorbell records too: they say what doorbells said, but for doorbells that were lost, and
+/// each queue's word is a sector of its own on the way to L2.
+constexpr std::uint32_t kBetweenRecords = 7;
 /// How often a warp with more queues than fit here turns to those.
 constexpr std::uint32_t kLooksBeforeFar = 4;
 
@@ -154,7 +157,8 @@ struct FastLane {
   static constexpr std::uint32_t kCounts = 1u
                                            << 30;  ///< no entry of the completion queue is an error
   static constexpr std::uint32_t kOn = 1, kReady = 2;
-  static constexpr std::uint32_t kOther = 4;  ///< there is a second doorbell
+  static constexpr std::uint32_t kOther = 4;       ///< there is a second doorbell
+  static constexpr std::uint32_t kRecordOnly = 8;  ///< there is no doorbell
   __device__ bool is(std::uint32_t flag) const { return (flags & flag) != 0; }
 
   /// Looks at words that nobody writes.
@@ -166,7 +170,8 @@ struct FastLane {
     if (qp.depth == 0 || (!ready && qp.state != mlx5::kError)) return;  // may never have been put
     const CompletionQueue& cq = *qp.send_cq;
     flags = kOn | (ready ? kReady : 0) | (ready && fast_ready(qp) ? kFast : 0) |
-            (cq.failed ? 0 : kCounts) | (qp.other_doorbell != nullptr ? kOther : 0);
+            (cq.failed ? 0 : kCounts) | (qp.other_doorbell != nullptr ? kOther : 0) |
+            (qp.doorbell == nullptr ? kRecordOnly : 0);
     if (qp.doorbell != nullptr) {
       doorbell = qp.doorbell;
       last_doorbell = qp.last_doorbell;
@@ -232,11 +237,14 @@ __device__ __forceinline__ Found fast_loop(unsigned warp, unsigned lane, std::ui
   __syncwarp();  // what a lane has laid out is for all of them
   const bool watches = __any_sync(kAll, mine.is(FastLane::kOn));
   const bool others = __any_sync(kAll, mine.is(FastLane::kOther));
-  std::uint32_t empty = 0, looks = 0;
+  const bool by_record = __any_sync(kAll, mine.is(FastLane::kRecordOnly));
+  std::uint32_t empty = 0, looks = 0, turn = 0;
   for (;;) {
     // All words with one round trip; who finds one changed makes it an acquire by a fence.
     const std::uint64_t cell = load_relaxed<Scope::system>(mine.doorbell);
-    const std::uint32_t word = load_relaxed<Scope::system>(mine.record);
+    std::uint32_t word = mine.last_record;
+    if (by_record || (++turn & kBetweenRecords) == 0)
+      word = load_relaxed<Scope::system>(mine.record);
     std::uint64_t second = 0;
     if (others && mine.is(FastLane::kOther)) {
       second = load_relaxed<Scope::system>(queue_pair(index).other_doorbell);

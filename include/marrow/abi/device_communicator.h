@@ -95,7 +95,8 @@ enum class CheckedWhat : std::uint32_t {
   size,
   path,
   abi,
-  window
+  window,
+  held_queue
 };
 
 inline constexpr int kCheckedReports = 32;

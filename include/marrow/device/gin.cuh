@@ -50,6 +50,9 @@ struct Kept<Path::proxy> {
 };
 }  // namespace detail
 
+template <Path... kOnly>
+class ExclusiveQueue;
+
 /// @tparam kOnly  paths compiled in; none named: all three, chosen per peer at run time. An operation
 ///                to a peer on another path returns Status::invalid, and a strong signal covers adds
 ///                to windows (they take WindowHandle::atomic_path) only when that path is among them.
@@ -173,6 +176,10 @@ class Gin {
   MARROW_DEVICE Status receive_packet(Index slot, std::uint64_t epoch, std::uint64_t* value,
                                       Deadline deadline = {}) const;
 
+  /// This thread's hold of its queue to one peer (device/exclusive.cuh): cheaper puts on contexts of
+  /// Sharing::thread, and nobody else may post there meanwhile.
+  MARROW_DEVICE ExclusiveQueue<kOnly...> exclusive(Index peer) const;
+
   MARROW_DEVICE const DeviceCommunicator& communicator() const { return comm_; }
   MARROW_DEVICE int context() const { return context_.index; }
 
@@ -202,12 +209,18 @@ class Gin {
                                  const detail::Knobs& knobs, const Coop& coop, Post&& post,
                                  int action_counter = -1) const;
   template <class... Options>
+  MARROW_DEVICE Status put_the_long_way(Index peer, const WindowHandle& window,
+                                        std::uint64_t offset, const Region& source,
+                                        std::uint64_t source_offset, std::uint64_t bytes,
+                                        const Options&... options) const;
+  template <class... Options>
   MARROW_DEVICE Status fetch(const Index& peer, const detail::FetchOp& op, std::uint64_t* old,
                              const char* operation, const Options&... options) const;
   MARROW_DEVICE std::uint64_t raw_signal(int word) const;
   MARROW_DEVICE std::uint64_t raw_counter(int id) const;
 
   friend class Barrier;
+  friend class ExclusiveQueue<kOnly...>;
 
   const DeviceCommunicator& comm_;
   detail::Context context_;
@@ -225,3 +238,4 @@ Gin(const C&, I, Sharing) -> Gin<>;
 
 #include "marrow/device/detail/gin_post.cuh"
 #include "marrow/device/detail/gin_wait.cuh"
+#include "marrow/device/exclusive.cuh"

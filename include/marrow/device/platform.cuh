@@ -112,7 +112,11 @@ MARROW_DEVICE std::uint64_t control_state(const WaitWords& comm, std::uint64_t n
   if (!comm.look) return load_relaxed<Scope::system>(&comm.control->state);
   const std::uint64_t last = load_relaxed<Scope::device>(comm.look);
   if (now - last < kLookNs || compare_swap_relaxed<Scope::device>(comm.look, last, now) != last) {
-    const std::uint64_t found = load_relaxed<Scope::device>(comm.look + 1);
+    // Its address from here on, and not before the loop that waits: it would cost registers.
+    auto at = reinterpret_cast<std::uint64_t>(comm.look);
+    compute_here(at, now);
+    const std::uint64_t found =
+        load_relaxed<Scope::device>(reinterpret_cast<const std::uint64_t*>(at) + 1);
     if ((found & (kControlAborted | kControlPeerFailed)) == 0) return found;
   }
   const std::uint64_t state = load_relaxed<Scope::system>(&comm.control->state);
@@ -129,10 +133,10 @@ MARROW_DEVICE Status control_status(const WaitWords& comm, int peer = -1) {
   if (state & kControlPeerFailed) return Status::peer_failed;
   if (peer >= 0 && (state & kControlMasked)) {
     // Here and not before the loop that waits: it would cost registers.
-    std::uint64_t word = static_cast<unsigned>(peer) / 64;
-    std::uint64_t bit = static_cast<unsigned>(peer) % 64;
+    std::uint64_t word = static_cast<unsigned>(peer);
+    std::uint64_t bit = static_cast<unsigned>(peer);
     compute_here(word, bit);
-    if (load_relaxed<Scope::system>(&comm.control->failed[word]) >> bit & 1)
+    if (load_relaxed<Scope::system>(&comm.control->failed[word / 64]) >> (bit % 64) & 1)
       return Status::peer_failed;
   }
   return Status::ok;

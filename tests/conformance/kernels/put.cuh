@@ -268,6 +268,94 @@ MARROW_KERNEL posters(Args a) {
   }
 }
 
+/// The operations of an ExclusiveQueue, each compiled once.
+class Held {
+ public:
+  MARROW_DEVICE Held(const Args& a, int peer) : queue_(Gin<>(a.comm, a.context).exclusive(peer)) {}
+
+  template <class... O>
+  MARROW_CASE_FUNCTION Status put(const WindowHandle& window, std::uint64_t to,
+                                  const Region& source, std::uint64_t from, std::uint64_t bytes,
+                                  const O&... options) {
+    return queue_.put(window, to, source, from, bytes, options...);
+  }
+  MARROW_CASE_FUNCTION Status put_value(const WindowHandle& window, std::uint64_t to,
+                                        std::uint64_t value) {
+    return queue_.put_value(window, to, value);
+  }
+  MARROW_CASE_FUNCTION Status get(const WindowHandle& window, std::uint64_t from,
+                                  const Region& target, std::uint64_t to, std::uint64_t bytes) {
+    return queue_.get(window, from, target, to, bytes);
+  }
+  MARROW_CASE_FUNCTION Status words(const WindowHandle& window, std::uint64_t at, std::uint64_t n,
+                                    std::uint64_t* old, std::uint64_t* older) {
+    Status status = queue_.add(window, at, n);
+    status = worse(status, queue_.fetch_add(window, at, n, old));
+    return worse(status, queue_.compare_swap(window, at, *old + n, *old + 2 * n, older));
+  }
+  MARROW_CASE_FUNCTION Status signal(int id) { return queue_.signal(SignalAdd{id}); }
+  MARROW_CASE_FUNCTION Status settle() {
+    Request request;
+    Status status = queue_.flush_async(&request);
+    status = worse(status, queue_.wait(request));
+    status = worse(status, queue_.test(request));
+    status = worse(status, queue_.flush());
+    return worse(status, queue_.flush_remote());
+  }
+
+ private:
+  ExclusiveQueue<> queue_;
+};
+
+/// A thread holds its queue to each peer in turn: pieces of a message with and without doorbells, the last with the
+/// signal.
+MARROW_KERNEL held_puts(Args a) {
+  const Thread coop;
+  if (thread_index() != 0 || block_index() != 0) return;
+  exchange(a, coop, [&](const auto&, std::int64_t it) {
+    return send_each(a, coop, it, [&](int peer, std::uint64_t from, std::uint64_t to) {
+      Held queue(a, peer);
+      Status status = Status::ok;
+      for (std::uint64_t piece = 4; piece > 0; --piece) {
+        const std::uint64_t begin = a.bytes * piece / 5, end = a.bytes * (piece + 1) / 5;
+        status =
+            worse(status, queue.put(a.inbox, to + begin, source_region(a), from + begin,
+                                    end - begin, piece % 2 ? Doorbell::deferred : Doorbell::now));
+      }
+      return worse(status, queue.put(a.inbox, to, source_region(a), from, a.bytes / 5,
+                                     SignalAdd{data_signal(a, a.comm.rank)}));
+    });
+  });
+}
+
+/// Every other operation of a held queue, between puts; and what a holder leaves behind is the next one's.
+MARROW_KERNEL held_operations(Args a) {
+  const Thread coop;
+  if (thread_index() != 0 || block_index() != 0) return;
+  exchange(a, coop, [&](const auto&, std::int64_t it) {
+    return send_each(a, coop, it, [&](int peer, std::uint64_t from, std::uint64_t to) {
+      const auto round = static_cast<std::uint64_t>(it);
+      const std::uint64_t word = word_offset(a, static_cast<std::uint64_t>(a.comm.rank) * 2);
+      std::uint64_t old = 0, older = 0;
+      Held first(a, peer);
+      Status status =
+          first.put(a.inbox, to, source_region(a), from, a.bytes / 2, Doorbell::deferred);
+      status = worse(status, first.put_value(a.inbox, word + 8, round));
+      status = worse(status, first.words(a.inbox, word, 3, &old, &older));
+      same(a, old, 9 * round + 3, it, peer);
+      same(a, older, 9 * round + 6, it, peer);
+      status = worse(status, first.settle());
+      Held second(a, peer);
+      status = worse(status, second.put(a.inbox, to + a.bytes / 2, source_region(a),
+                                        from + a.bytes / 2, a.bytes - a.bytes / 2));
+      // What came there, back to where it came from.
+      status = worse(status, second.get(a.inbox, to, source_region(a), from, a.bytes / 2));
+      status = worse(status, second.signal(data_signal(a, a.comm.rank)));
+      return worse(status, second.settle());
+    });
+  });
+}
+
 /// name, what breaks when it fails, kernel, traits, bytes, iterations
 std::vector<Case> put_cases() {
   return {
@@ -285,6 +373,9 @@ std::vector<Case> put_cases() {
        kSized | kGrouped},
       {"released", "a put after the caller's own release", start<released>, kSized},
       {"burst", "more operations than queue entries", start<burst>, 0, 1600, 5},
+      {"held_puts", "a thread that holds its queue to a peer puts as others do", start<held_puts>,
+       kSized},
+      {"held_operations", "every operation of a held queue", start<held_operations>, kWindowWords},
       {"posters", "all threads post on one context", start<posters>, kManyPosters, 16 * 1024, 10},
   };
 }

@@ -39,7 +39,19 @@ struct Consumer {
     return poll_here(q, wanted);
   }
   static MARROW_DEVICE Status poll_here(GdaQueue& q, std::uint64_t wanted) {
-    return q.collapsed ? poll_collapsed(q, wanted) : poll_ring(q, wanted);
+    return poll_at(Ring(q), q, wanted);
+  }
+  /// The completion queue's constants. A wait reads them once: each look is an acquire, which empties the SM's L1,
+  /// so that on a GPU each of them would be a trip to L2 every time.
+  struct Ring {
+    explicit MARROW_DEVICE Ring(const GdaQueue& q)
+        : cq(q.cq), mask(q.mask), collapsed(q.collapsed) {}
+    const std::uint32_t* cq;
+    std::uint32_t mask;
+    bool collapsed;
+  };
+  static MARROW_DEVICE Status poll_at(const Ring& ring, GdaQueue& q, std::uint64_t wanted) {
+    return ring.collapsed ? poll_collapsed(ring, q, wanted) : poll_ring(ring, q, wanted);
   }
 
   static MARROW_DEVICE Status test(GdaQueue& q, std::uint64_t wanted) {
@@ -47,16 +59,20 @@ struct Consumer {
     const std::uint64_t done = kExclusive ? q.completed_index : observe<kScope>(&q.completed_index);
     return done >= wanted ? Status::ok : poll(q, wanted);
   }
+  static MARROW_DEVICE Status test_at(const Ring& ring, GdaQueue& q, std::uint64_t wanted) {
+    const std::uint64_t done = kExclusive ? q.completed_index : observe<kScope>(&q.completed_index);
+    return done >= wanted ? Status::ok : poll_at(ring, q, wanted);
+  }
 
  private:
   /// The word with owner bit and counter of entry `slot`. The acquire meets the NIC's write of that
   /// word, its last of the operation (softnic: a release store): get data, old values and the WQE's
   /// slot are ours afterwards.
-  static MARROW_DEVICE std::uint32_t entry(const GdaQueue& q, std::uint32_t slot) {
+  static MARROW_DEVICE std::uint32_t entry(const std::uint32_t* cq, std::uint32_t slot) {
 #if defined(MARROW_PLANT_CQ_POLL)
-    return load_relaxed<Scope::system>(q.cq + slot * 16);  // planted bug: the acquire is missing
+    return load_relaxed<Scope::system>(cq + slot * 16);  // planted bug: the acquire is missing
 #else
-    return observe<Scope::system>(q.cq + slot * 16);
+    return observe<Scope::system>(cq + slot * 16);
 #endif
   }
 
@@ -73,10 +89,10 @@ struct Consumer {
     }
   }
 
-  static MARROW_DEVICE Status poll_ring(GdaQueue& q, std::uint64_t wanted) {
+  static MARROW_DEVICE Status poll_ring(const Ring& ring, GdaQueue& q, std::uint64_t wanted) {
     const std::uint64_t last = wanted - 1;
-    const std::uint32_t word = entry(q, static_cast<std::uint32_t>(last) & q.mask);
-    if (!mlx5::cqe_valid(word, last, q.mask + 1u)) return Status::timeout;
+    const std::uint32_t word = entry(ring.cq, static_cast<std::uint32_t>(last) & ring.mask);
+    if (!mlx5::cqe_valid(word, last, ring.mask + 1u)) return Status::timeout;
     if (is_error(word)) return fail_ring(q, wanted);
     raise(q, wanted);
     return Status::ok;
@@ -84,16 +100,16 @@ struct Consumer {
 
   /// The counter has 16 bits; the distance from completed_index is at most the depth, provided that
   /// index did not move while we read the counter.
-  static MARROW_DEVICE Status poll_collapsed(GdaQueue& q, std::uint64_t wanted) {
+  static MARROW_DEVICE Status poll_collapsed(const Ring& ring, GdaQueue& q, std::uint64_t wanted) {
     const std::uint64_t before =
         kExclusive ? q.completed_index : observe<kScope>(&q.completed_index);
-    const std::uint32_t word = entry(q, 0);
+    const std::uint32_t word = entry(ring.cq, 0);
     if (mlx5::cqe_opcode(word) == mlx5::kInvalidCompletion) return Status::timeout;
     if (is_error(word)) return record(q, word, q.cq);
     if (!kExclusive && load_relaxed<kScope>(&q.completed_index) != before) return Status::timeout;
     const std::uint16_t ahead = static_cast<std::uint16_t>(mlx5::cqe_counter(word) + 1 -
                                                            static_cast<std::uint16_t>(before));
-    if (ahead > q.mask + 1u) return Status::timeout;
+    if (ahead > ring.mask + 1u) return Status::timeout;
     raise(q, before + ahead);
     return before + ahead >= wanted ? Status::ok : Status::timeout;
   }
@@ -103,7 +119,7 @@ struct Consumer {
   static MARROW_DEVICE Status fail_ring(GdaQueue& q, std::uint64_t wanted) {
     for (std::uint64_t i = completed(q); i < wanted; ++i) {
       const std::uint32_t slot = static_cast<std::uint32_t>(i) & q.mask;
-      const std::uint32_t word = entry(q, slot);
+      const std::uint32_t word = entry(q.cq, slot);
       if (mlx5::cqe_valid(word, i, q.mask + 1u) && is_error(word))
         return record(q, word, q.cq + slot * 16);
     }

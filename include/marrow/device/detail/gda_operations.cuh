@@ -82,15 +82,16 @@ struct Operations {
                                     Data&& data, std::uint32_t more, const Knobs& knobs,
                                     Write&& write, std::uint64_t* first) {
     using Own = Producer<Sharing::thread>;
+    const std::uint32_t n = kept(std::uint32_t{data()});
     std::uint32_t i = 0;
     for (;;) {
       const Hot hot(q);
       const std::uint64_t at = q.reserved_index;
       // All have room before the first is written. A put from 16 GiB on has none in the smallest ring of 32,
       // from 512 GiB on in the default one.
-      if (i == 0 && data() > hot.mask() >> 1) return Status::invalid;
-      if (i == 0 && !Own::has_room(q, hot.mask(), at + data() + more)) {
-        const Status status = Own::wait_here(comm, peer, q, data() + more, knobs.deadline);
+      if (i == 0 && n > hot.mask() >> 1) return Status::invalid;
+      if (i == 0 && !Own::has_room(q, hot.mask(), at + n + more)) {
+        const Status status = Own::wait_here(comm, peer, q, n + more, knobs.deadline);
         if (status != Status::ok) return status;
         continue;
       }

@@ -26,6 +26,23 @@ MARROW_DEVICE std::uint32_t low_big(std::uint64_t v) {
   return mlx5::to_big32(static_cast<std::uint32_t>(v));
 }
 
+/// mlx5::record_word of the index's low 16 bits, and the low word of the doorbell that announces it; each is one
+/// instruction on a GPU.
+MARROW_DEVICE std::uint32_t record_word(std::uint32_t index) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(index, 0, 0x0144);
+#else
+  return mlx5::record_word(static_cast<std::uint16_t>(index));
+#endif
+}
+MARROW_DEVICE std::uint32_t bell_word(std::uint32_t index) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(index, 0, 0x4014);
+#else
+  return mlx5::record_word(static_cast<std::uint16_t>(index)) >> 8;
+#endif
+}
+
 /// The constants of a queue that its entries need, read with one load.
 struct Hot {
   explicit MARROW_DEVICE Hot(const GdaQueue& q)
@@ -67,6 +84,9 @@ class WqeWriter {
         qpn_(q.qpn),
         index_(static_cast<std::uint16_t>(index)),
         sign_(sign) {}
+  /// For `write` alone. @param qpn_ds  second word of the entry
+  MARROW_DEVICE WqeWriter(std::byte* block, std::uint32_t qpn_ds)
+      : block_(block), qpn_(qpn_ds), index_(0), sign_(0) {}
 
   MARROW_DEVICE void nop() const { control(mlx5::kNop, 1); }
 
@@ -77,6 +97,14 @@ class WqeWriter {
     address(remote, rkey);
     data(2, local, lkey, bytes);
     control(opcode, 3);
+  }
+
+  /// A WRITE whose first words are known.
+  MARROW_DEVICE void write(std::uint32_t control, std::uint64_t remote, std::uint32_t rkey,
+                           std::uint64_t local, std::uint32_t lkey, std::uint32_t bytes) const {
+    segment(0, {{control, qpn_, std::uint32_t{mlx5::kCompletionAlways} << 24, 0}});
+    data(2, local, lkey, bytes);
+    address(remote, rkey);
   }
 
   /// A WRITE whose payload, 1 to 28 bytes in seven words, is part of the entry.

@@ -347,6 +347,18 @@ MARROW_DEVICE Status Gin<kOnly...>::put(Index peer, const WindowHandle& window,
       return direct;
     }
   }
+  return put_the_long_way(peer, window, offset, source, source_offset, bytes, options...);
+}
+
+template <Path... kOnly>
+template <class... Options>
+MARROW_DEVICE Status Gin<kOnly...>::put_the_long_way(Index peer, const WindowHandle& window,
+                                                     std::uint64_t offset, const Region& source,
+                                                     std::uint64_t source_offset,
+                                                     std::uint64_t bytes,
+                                                     const Options&... options) const {
+  const detail::Knobs knobs = detail::knobs_of(options...);
+  const typename detail::CoopOf<Options...>::type coop;
   int rank = 0;
   Path path = Path::lsa;
   detail::Then then;

@@ -182,14 +182,19 @@ const {
   Deadline deadline = detail::pick(Deadline{}, options...);
   return each_queue(coop, [&](auto on, int peer) {
     const detail::Ticket ticket = on.ticket(comm_, context_, peer);
-    Status seen = Status::timeout;
-    const Status waited = wait_until(
-        comm_, deadline,
-        [&] {
-          seen = on.test(comm_, context_, peer, ticket);
-          return seen != Status::timeout;
-        },
-        peer);
+    Status seen = Status::timeout, waited = Status::ok;
+    if constexpr (decltype(on)::kPath == Path::gda) {
+      waited = on.wait(comm_, context_, peer, ticket, deadline);
+      seen = waited;
+    } else {
+      waited = wait_until(
+          comm_, deadline,
+          [&] {
+            seen = on.test(comm_, context_, peer, ticket);
+            return seen != Status::timeout;
+          },
+          peer);
+    }
     if (waited == Status::timeout)
       deadline.ns = 1;  // its time is used up: the other queues get one look
     return waited == Status::ok ? seen : waited;
@@ -245,6 +250,17 @@ MARROW_DEVICE Status Gin<kOnly...>::test(const Request& request) const {
 
 template <Path... kOnly>
 MARROW_DEVICE Status Gin<kOnly...>::wait(const Request& request, Deadline deadline) const {
+  if constexpr (detail::compiled_in<kOnly...>(Path::gda)) {
+    std::uint32_t paths = 0;
+    for (int p = 0; p < kPaths; ++p) {
+      if (detail::compiled_in<kOnly...>(static_cast<Path>(p)))
+        paths |= comm_.connected & (std::uint32_t{1} << p);
+    }
+    constexpr int kGda = static_cast<int>(Path::gda);
+    if ((status_ == Status::ok) & (paths == std::uint32_t{1} << kGda) &
+        (static_cast<unsigned>(request.peer) < static_cast<unsigned>(comm_.nranks)))
+      return detail::PathGda::wait(comm_, context_, request.peer, request.ticket[kGda], deadline);
+  }
   Status seen = Status::timeout;
   const Status waited = wait_until(
       comm_, deadline,

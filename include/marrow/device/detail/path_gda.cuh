@@ -69,6 +69,11 @@ struct Waits {
     return status;
   }
 
+  static MARROW_DEVICE Status wait(const DeviceCommunicator& comm, int context, int peer,
+                                   Ticket ticket, Deadline deadline) {
+    return wait_for<true>(wait_words(comm), peer, queue_of(comm, context, peer), ticket, deadline);
+  }
+
   /// One READ of 8 bytes of each of the peer's memories that the NIC writes to: the responder executes it
   /// after our WRITEs and adds, and it pushes them out of every buffer on the way to that memory. A WRITE's
   /// own completion proves an acknowledgement only.
@@ -112,13 +117,23 @@ struct Waits {
     return own;
   }
 
+  /// Waits until all WQEs below `wanted` have completed.
+  /// @tparam kRings  sees to it that those of a shared queue whose doorbell was deferred are rung
+  template <bool kRings = false>
   static MARROW_DEVICE_COLD Status wait_for(WaitWords comm, int peer, GdaQueue& q,
                                             std::uint64_t wanted, Deadline deadline) {
+    if (Queue::kExclusive && q.completed_index >= wanted) return Status::ok;
+    const typename Queue::Ring ring(q);
     Status seen = Status::timeout;
     const Status waited = wait_until(
         comm, deadline,
         [&] {
-          seen = Queue::test(q, wanted);
+          if constexpr (Queue::kExclusive) {
+            seen = Queue::poll_at(ring, q, wanted);  // nobody else raises completed_index
+          } else {
+            seen = Queue::test_at(ring, q, wanted);
+            if (kRings && seen == Status::timeout) Queue::ring_deferred(comm, q, wanted);
+          }
           return seen != Status::timeout;
         },
         peer);
@@ -219,6 +234,13 @@ class PathGda {
                                    Ticket ticket) {
     return by_sharing(context.sharing,
                       [&](auto on) { return on.test(comm, context, peer, ticket); });
+  }
+
+  /// As test, until it is not timeout or the deadline passes.
+  static MARROW_DEVICE Status wait(const DeviceCommunicator& comm, Context context, int peer,
+                                   Ticket ticket, Deadline deadline) {
+    return by_sharing(context.sharing,
+                      [&](auto on) { return on.wait(comm, context, peer, ticket, deadline); });
   }
 
   static MARROW_DEVICE Status flush_remote(const DeviceCommunicator& comm, Context context,

@@ -186,6 +186,10 @@ template <class T>
 MARROW_DEVICE T kept(T v) {
   return v;
 }
+template <class T>
+MARROW_DEVICE T pin(T v) {
+  return v;
+}
 MARROW_DEVICE Cell16 load_data_ahead(bool valid, const Cell16* p) { return valid ? *p : Cell16{}; }
 MARROW_DEVICE void store_plain(std::uint64_t* p, std::uint64_t v) { *p = v; }
 
