@@ -83,19 +83,27 @@ __device__ __forceinline__ std::uint64_t global_ns() {
   return t;
 }
 
+/// All 64 bits, so that nvcc reads it by the same instruction everywhere: of 32 it makes one that takes some 20 cycles
+/// more, in some kernels before the call, in others behind it.
+__device__ __forceinline__ std::uint64_t cycle64() {
+  std::uint64_t t;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(t)::"memory");
+  return t;
+}
+
 /// Times each of `calls` calls of post(i). Logs in shared memory: a store to the host would make every
 /// later system fence dearer.
 template <class Post>
 __device__ __forceinline__ void timed(std::uint32_t* log, Clock* clock, int calls, Post&& post) {
-  __shared__ std::uint32_t cycles[kCalls];
+  __shared__ std::uint64_t cycles[kCalls];
   const std::uint64_t c0 = clock64(), n0 = global_ns();
   for (int i = 0; i < calls; ++i) {
-    const std::uint64_t begin = clock64();
+    const std::uint64_t begin = cycle64();
     post(i);
-    cycles[i] = static_cast<std::uint32_t>(clock64() - begin);
+    cycles[i] = cycle64() - begin;
   }
   *clock = {clock64() - c0, global_ns() - n0};
-  for (int i = 0; i < calls; ++i) log[i] = cycles[i];
+  for (int i = 0; i < calls; ++i) log[i] = static_cast<std::uint32_t>(cycles[i]);
 }
 
 /// Calls post(i) for ns nanoseconds of the global timer; sums of all threads.
