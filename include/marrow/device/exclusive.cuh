@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // ExclusiveQueue: one thread's send queue to one peer, its producer index held in registers. A put on a context of
-// Sharing::thread reads that index, how far the NIC is and where the ring lies before it can write its work-queue
-// entry, since another Gin object may have posted meanwhile; the holder of the queue knows them. What stays before
-// the entry's stores is arithmetic; the peer's path is looked at behind them, while the release waits anyway.
+// Sharing::thread reads that index, how far the NIC is, where the ring lies and the peer's path before it can write
+// its work-queue entry, since another Gin object may have posted meanwhile and the host may have masked the peer. The
+// holder of a queue knows the index, and looks at the rest once in 64 entries: between looks a put is arithmetic,
+// three stores of the entry, the release, record and doorbell.
 //
 // The index is written back with each operation, behind the doorbell, so that a later holder, a plain Gin, or a
 // later kernel goes on from there: nothing has to be given back at the end.
@@ -59,7 +60,8 @@ class LocalMemory {
 ///
 /// Saves time on contexts of Sharing::thread to peers on the gda path (puts, with or without a SignalAdd); on others
 /// it is the same as Gin. What operations take, return and promise is said there; they are of one Thread, so a coop
-/// group or a Team is no option here.
+/// group or a Team is no option here. A running kernel finds out that the host has masked the peer with its 64th put
+/// at the latest.
 template <Path... kOnly>
 class ExclusiveQueue {
  public:
