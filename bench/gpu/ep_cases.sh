@@ -44,8 +44,10 @@ if [ -n "${MEMCHECK:-}" ]; then
   # What runs already when memory is allocated does not know of it for memcheck: so softnic's engine is left out. Calls that fail
   # are probes.
   skip=$(compute-sanitizer --help 2>&1 | grep -o -m1 -E -e '--(kernel-regex-|kernel-name-)?exclude' | head -1)
+  exclude=()
+  [ -n "$skip" ] && exclude=("$skip" kns=engine_block)
   for path in ${NAMES:-lsa gda proxy}; do
-    run "memcheck-$path" "${LIMIT:-60}" compute-sanitizer --error-exitcode 9 --report-api-errors no "$skip" kns=engine_block \
+    run "memcheck-$path" "${LIMIT:-60}" compute-sanitizer --error-exitcode 9 --report-api-errors no "${exclude[@]}" \
       "$program" "--gtest_filter=$MEMCHECK/$path"
   done
 fi

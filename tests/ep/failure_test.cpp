@@ -45,6 +45,7 @@ Scenario scenario_of(Site& site) {
   s.config.batches_in_flight = 2;
   s.config.deadline = std::chrono::milliseconds(3000);
   s.split = true;
+  s.registered = true;
   s.tokens = {5, 3, 0, 4};
   s.absent = 0.05;
   return s;
@@ -56,7 +57,7 @@ std::string finish(Communicator& comm, Site& site) {
   Checker checker(comm, s, site.memory());
   const std::string wrong = checker.run(20, 26);
   if (!wrong.empty()) return "after the replacement: " + wrong;
-  checker.group().close();
+  checker.close();
   comm.check();
   comm.close();
   return "ok";
@@ -92,14 +93,14 @@ MARROW_ROLE(ep_rank) {
     checker.scenario().failed = failed;
     wrong = checker.run(10, 16);
     if (!wrong.empty()) return "with the rank masked: " + wrong;
-    checker.group().close();
+    checker.close();
     // A new Group, too, leaves out whom all have agreed on.
     Scenario masked = scenario_of(*site);
     masked.failed = failed;
     Checker another(comm, masked, memory);
     wrong = another.run(16, 18);
     if (!wrong.empty()) return "a new group with the rank masked: " + wrong;
-    another.group().close();
+    another.close();
     if (self.rank == 0) self.say("alone");
   }
   comm.admit(kVictim, std::chrono::seconds(20));

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cases of what adds up: groups that come and go, batch numbers that wrap, offsets past 4 GiB, a real router.
-#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -17,7 +16,6 @@ int entries(const char* folder) {
 }
 
 TEST_P(EpCases, Case16_GroupsComeAndGoWithoutLeaks) {
-  std::atomic<int> before{0};
   run_ranks(path(), 2, [&](Communicator& comm, Site& site) -> std::string {
     Scenario s = small(comm.nranks());
     s.stream = site.stream();

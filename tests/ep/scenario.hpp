@@ -48,6 +48,11 @@ class Checker : public Script {
       : Checker(comm, scenario, memory, ep::Group(comm, scenario.config)) {}
 
   ep::Group& group() { return group_; }
+  /// Collective: closes the group, and the windows of outputs.
+  void close() {
+    group_.close();
+    for (Window& window : windows_) window.close();
+  }
 
   /// All batches. @return what is wrong first, or nothing
   std::string run() { return run(0, s_.batches); }
