@@ -63,10 +63,9 @@ std::shared_ptr<Device> Device::open(const std::string& provider, const std::str
   };
   const std::unique_ptr<verbs::ibv_device*, decltype(free_list)> owned(list, free_list);
   std::string tried;
-  std::vector<std::string> pci;
-  for (int i = 0; i < count; ++i)
-    pci.push_back(verbs::pci_of_nic("", table.get_device_name(list[i])));
-  for (const int i : verbs::nearest_first("", pci, topology::pci_of(place))) {
+  std::vector<std::string> names;
+  for (int i = 0; i < count; ++i) names.emplace_back(table.get_device_name(list[i]));
+  for (const int i : verbs::nearest_first("", names, topology::pci_of(place))) {
     const std::string found = table.get_device_name(list[i]);
     if (!name.empty() && found != name) continue;
     if (!table.is_supported(list[i])) {

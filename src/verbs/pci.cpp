@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 #include <numeric>
+#include <tuple>
 
 #include "base/text.hpp"
 
@@ -21,6 +22,24 @@ constexpr int kBoundary = 100;
 int numa_of(const std::string& root, const std::string& pci) {
   const std::string text = read_text(fs::path(root + "/sys/bus/pci/devices") / pci / "numa_node");
   return text.empty() ? -1 : std::atoi(text.c_str());
+}
+
+/// The fastest active port of a NIC; rate 0 without one.
+struct Fabric {
+  double gigabits = 0;
+  std::string layer;
+};
+Fabric fabric_of(const std::string& root, const std::string& nic) {
+  Fabric best;
+  std::error_code error;
+  for (const auto& port :
+       fs::directory_iterator(fs::path(root + "/sys/class/infiniband") / nic / "ports", error)) {
+    if (read_text(port.path() / "state").find("ACTIVE") == std::string::npos) continue;
+    const double gigabits =
+        std::atof(read_text(port.path() / "rate").c_str());  // "400 Gb/sec (...)"
+    if (gigabits > best.gigabits) best = {gigabits, read_text(port.path() / "link_layer")};
+  }
+  return best;
 }
 
 }  // namespace
@@ -73,13 +92,22 @@ PciDistance pci_distance(const std::string& root, const std::string& a, const st
           3 * kBoundary + bridges};
 }
 
-std::vector<int> nearest_first(const std::string& root, const std::vector<std::string>& devices,
+std::vector<int> nearest_first(const std::string& root, const std::vector<std::string>& nics,
                                const std::string& gpu) {
-  std::vector<int> order(devices.size());
+  std::vector<int> order(nics.size());
   std::iota(order.begin(), order.end(), 0);
-  if (gpu.empty() || devices.size() < 2) return order;
-  std::vector<int> costs;
-  for (const std::string& device : devices) costs.push_back(pci_distance(root, gpu, device).cost);
+  if (gpu.empty() || nics.size() < 2) return order;
+  std::vector<Fabric> fabrics;
+  for (const std::string& nic : nics) fabrics.push_back(fabric_of(root, nic));
+  // The first of the fastest: max_element takes the first of equals.
+  const Fabric best =
+      *std::max_element(fabrics.begin(), fabrics.end(),
+                        [](const Fabric& a, const Fabric& b) { return a.gigabits < b.gigabits; });
+  std::vector<std::tuple<bool, bool, int>> costs;
+  for (std::size_t i = 0; i < nics.size(); ++i) {
+    costs.emplace_back(fabrics[i].gigabits < best.gigabits, fabrics[i].layer != best.layer,
+                       pci_distance(root, gpu, pci_of_nic(root, nics[i])).cost);
+  }
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return costs[a] < costs[b]; });
   return order;
 }

@@ -25,9 +25,11 @@ struct PciDistance {
 };
 PciDistance pci_distance(const std::string& root, const std::string& a, const std::string& b);
 
-/// Places in `devices` (PCI addresses, empty for virtual ones), those nearest to the GPU first, equal ones as they stand;
-/// without a GPU (empty) as they stand.
-std::vector<int> nearest_first(const std::string& root, const std::vector<std::string>& devices,
+/// Places in `nics` (RDMA devices by name) in the order in which a rank with that GPU tries them: those with an active port
+/// of the highest rate, of these the link layer of the first such, of these by their way to the GPU; equal ones as
+/// they stand. So ranks of like hosts take NICs of one fabric, and not a slow one because it is near. Without a GPU
+/// (empty) as they stand.
+std::vector<int> nearest_first(const std::string& root, const std::vector<std::string>& nics,
                                const std::string& gpu);
 
 }  // namespace marrow::verbs

@@ -38,6 +38,7 @@ class Host : public ::testing::Test {
       const fs::path folder = fs::path(root_) / "sys/class/infiniband" / name;
       fs::create_directories(folder);
       fs::create_symlink(fs::path(root_) / "sys/bus/pci/devices" / pci, folder / "device");
+      port(name, "4: ACTIVE", "400 Gb/sec (4X NDR)", "InfiniBand");
     }
     fs::create_directories(fs::path(root_) / "sys/class/infiniband/rxe0");  // virtual: no device
   }
@@ -51,24 +52,24 @@ class Host : public ::testing::Test {
     fs::create_directories(link.parent_path());
     fs::create_symlink(at, link);
   }
-  std::vector<std::string> nics() const {
-    std::vector<std::string> out;
-    for (const char* name : {"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "rxe0"})
-      out.push_back(pci_of_nic(root_, name));
-    return out;
+  void port(const std::string& nic, const char* state, const char* rate, const char* layer) {
+    const fs::path at = fs::path(root_) / "sys/class/infiniband" / nic / "ports/1";
+    fs::create_directories(at);
+    std::ofstream(at / "state") << state << "\n";
+    std::ofstream(at / "rate") << rate << "\n";
+    std::ofstream(at / "link_layer") << layer << "\n";
   }
 
   std::string root_;
+  const std::vector<std::string> nics_{"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "rxe0"};
 };
 
 constexpr const char* kGpu[] = {"0000:18:00.0", "0000:a8:00.0"};
 
 TEST_F(Host, NearestFirst) {
-  EXPECT_THAT(nics(),
-              ElementsAre("0000:a9:00.0", "0000:20:00.0", "0000:19:00.0", "0000:30:00.0", ""));
   // One switch, one root complex, one socket, the other socket, not known.
-  EXPECT_THAT(nearest_first(root_, nics(), kGpu[0]), ElementsAre(2, 1, 3, 0, 4));
-  const std::vector<int> other = nearest_first(root_, nics(), kGpu[1]);
+  EXPECT_THAT(nearest_first(root_, nics_, kGpu[0]), ElementsAre(2, 1, 3, 0, 4));
+  const std::vector<int> other = nearest_first(root_, nics_, kGpu[1]);
   EXPECT_EQ(other.front(), 0);
   EXPECT_EQ(other.back(), 4);
   EXPECT_TRUE(pci_distance(root_, kGpu[0], "0000:19:00.0").near);
@@ -78,12 +79,21 @@ TEST_F(Host, NearestFirst) {
 }
 
 TEST_F(Host, WithoutAGpuOrAWayAsTheyStand) {
-  EXPECT_THAT(nearest_first(root_, nics(), ""), ElementsAre(0, 1, 2, 3, 4));
-  EXPECT_THAT(nearest_first(root_, nics(), "0000:ff:00.0"), ElementsAre(0, 1, 2, 3, 4));
-  EXPECT_THAT(nearest_first(root_ + "/nothing", nics(), kGpu[0]), ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_THAT(nearest_first(root_, nics_, ""), ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_THAT(nearest_first(root_, nics_, "0000:ff:00.0"), ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_THAT(nearest_first(root_ + "/nothing", nics_, kGpu[0]), ElementsAre(0, 1, 2, 3, 4));
   // Equally near ones too.
-  EXPECT_THAT(nearest_first(root_, {"0000:30:00.0", "0000:19:00.0", "0000:30:00.0"}, kGpu[0]),
-              ElementsAre(1, 0, 2));
+  EXPECT_THAT(nearest_first(root_, {"mlx5_3", "mlx5_2", "mlx5_3"}, kGpu[0]), ElementsAre(1, 0, 2));
+}
+
+/// The nearest one belongs to storage or to nobody: all ranks take NICs of one fabric.
+TEST_F(Host, OfTheFastestAndOneLinkLayer) {
+  port("mlx5_2", "4: ACTIVE", "25 Gb/sec (1X EDR)", "Ethernet");
+  EXPECT_THAT(nearest_first(root_, nics_, kGpu[0]), ElementsAre(1, 3, 0, 2, 4));
+  port("mlx5_2", "4: ACTIVE", "400 Gb/sec (4X NDR)", "Ethernet");
+  EXPECT_THAT(nearest_first(root_, nics_, kGpu[0]), ElementsAre(1, 3, 0, 2, 4));
+  port("mlx5_2", "1: DOWN", "400 Gb/sec (4X NDR)", "InfiniBand");
+  EXPECT_THAT(nearest_first(root_, nics_, kGpu[0]), ElementsAre(1, 3, 0, 2, 4));
 }
 
 // --- which one is opened ---------------------------------------------------------------------------

@@ -95,10 +95,9 @@ std::shared_ptr<Device> Device::open(const Options& options, const std::string& 
     }
     const auto free_list = [&](v::ibv_device** l) { table.free_device_list(l); };
     const std::unique_ptr<v::ibv_device*, decltype(free_list)> owned(list, free_list);
-    std::vector<std::string> pci;
-    for (int i = 0; i < count; ++i)
-      pci.push_back(v::pci_of_nic(options.sysfs, table.get_device_name(list[i])));
-    for (const int i : v::nearest_first(options.sysfs, pci, options.gpu)) {
+    std::vector<std::string> names;
+    for (int i = 0; i < count; ++i) names.emplace_back(table.get_device_name(list[i]));
+    for (const int i : v::nearest_first(options.sysfs, names, options.gpu)) {
       const std::string found = table.get_device_name(list[i]);
       if (!wanted.device.empty() && found != wanted.device) continue;
       try {
