@@ -27,29 +27,14 @@ struct PathProxy {
   template <class At>
   static MARROW_DEVICE Status put(const DeviceCommunicator& comm, At context, const PutOp& op,
                                   const Then& then, const Knobs& knobs) {
+    Taken ahead{};
     if (op.source.staged && is_written_ahead(comm, op, 1)) {
-      const Taken taken = take_staging(comm, context, op.peer, knobs.deadline);
-      if (taken.status != Status::ok) return taken.status;
-      copy_alone(taken.slot, op.source.local + op.source_offset, op.bytes);
-      return put_staged(comm, context, op, then, knobs, taken);
+      ahead = write_ahead(wait_words(comm), comm.proxy, context,
+                          sharing_of(comm, context) == Sharing::thread, knobs.deadline, op.peer,
+                          op.source.local + op.source_offset, op.bytes);
+      if (ahead.status != Status::ok) return ahead.status;
     }
-    // What fits travels in the descriptor: no release, and no copy out of GPU memory by somebody else.
-    if (op.bytes - 1 < kProxyMaxInline && inside(op.source_offset, op.bytes, op.source.bytes) &&
-        (!then.window || then.n <= kProxyMaxFusedAdd)) {
-      ProxyOperation value = start(ProxyOpcode::put_value, op.peer, op.window, then, knobs);
-      value.offset = op.offset;
-      value.bytes = op.bytes;
-      load_value(op.source.local + op.source_offset, static_cast<std::uint32_t>(op.bytes), value);
-      return post(comm, context, op.peer, &value, 1, knobs);
-    }
-    ProxyOperation d =
-        start(op.bytes ? ProxyOpcode::put : ProxyOpcode::add, op.peer, op.window, then, knobs);
-    d.region = op.source.id;
-    d.offset = op.offset;
-    d.source_offset = op.source_offset;
-    d.bytes = op.bytes;
-    if (op.bytes) release_payload(knobs);
-    return post(comm, context, op.peer, &d, 1, knobs);
+    return put_or_ahead(comm, context, op, then, knobs, ahead);
   }
 
   /// By a group: it writes a staging slot together.
@@ -58,22 +43,25 @@ struct PathProxy {
                                            const PutOp& op, const Then& then, const Knobs& knobs,
                                            const Coop& coop) {
     coop.sync();  // the group's stores to the source happen before the post
-    Taken taken{};
-    if (!op.source.staged || !is_written_ahead(comm, op, coop.size())) {
-      if (coop.rank() == 0) taken.status = put(comm, context, op, then, knobs);
-      return coop.agree(taken.status);
+    Taken ahead{};
+    if (op.source.staged && is_written_ahead(comm, op, coop.size())) {
+      if (coop.rank() == 0) {
+        ahead = take_staging(wait_words(comm), comm.proxy, context,
+                             sharing_of(comm, context) == Sharing::thread, knobs.deadline, op.peer);
+      }
+      ahead.status = coop.agree(ahead.status);
+      if (ahead.status != Status::ok) return ahead.status;
+      const std::uint64_t slot =
+          coop.first(static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(ahead.slot)));
+      copy(reinterpret_cast<void*>(static_cast<std::uintptr_t>(slot)),
+           op.source.local + op.source_offset, op.bytes, static_cast<unsigned>(coop.rank()),
+           static_cast<unsigned>(coop.size()));
+      coop.sync();
+      if (coop.rank() == 0) release_slot();
     }
-    if (coop.rank() == 0) taken = take_staging(comm, context, op.peer, knobs.deadline);
-    taken.status = coop.agree(taken.status);
-    if (taken.status != Status::ok) return taken.status;
-    const auto ours = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(taken.slot));
-    const std::uint64_t slot = coop.first(ours);
-    copy(reinterpret_cast<void*>(static_cast<std::uintptr_t>(slot)),
-         op.source.local + op.source_offset, op.bytes, static_cast<unsigned>(coop.rank()),
-         static_cast<unsigned>(coop.size()));
-    coop.sync();
-    if (coop.rank() == 0) taken.status = put_staged(comm, context, op, then, knobs, taken);
-    return coop.agree(taken.status);
+    Status status = Status::ok;
+    if (coop.rank() == 0) status = put_or_ahead(comm, context, op, then, knobs, ahead);
+    return coop.agree(status);
   }
 
   template <class At>
@@ -252,7 +240,7 @@ struct PathProxy {
 
   /// A staging slot of a ring.
   struct Taken {
-    std::byte* slot;
+    std::byte* slot;        ///< null: none
     std::uint64_t* unused;  ///< where to say that it will not be posted, and what
     std::uint64_t index;
     Status status;
@@ -268,17 +256,9 @@ struct PathProxy {
                            static_cast<std::uint32_t>(threads) &&
            inside(op.source_offset, op.bytes, op.source.bytes);
   }
-  static MARROW_DEVICE_COLD void copy_alone(std::byte* to, const std::byte* from,
-                                            std::uint64_t bytes) {
-    copy(to, from, bytes, 0, 1);
-  }
-  template <class At>
-  static MARROW_DEVICE Taken take_staging(const DeviceCommunicator& comm, At context, int peer,
-                                          Deadline deadline) {
-    return take_slot_of(wait_words(comm), comm.proxy, context,
-                        sharing_of(comm, context) == Sharing::thread, deadline, peer);
-  }
-  static MARROW_DEVICE_COLD Taken take_slot_of(WaitWords comm, const ProxyDevice* proxy,
+  // Not inlined: most kernels never come here.
+
+  static MARROW_DEVICE_COLD Taken take_staging(WaitWords comm, const ProxyDevice* proxy,
                                                int context, bool alone, Deadline deadline,
                                                int peer) {
     const std::uint32_t number = where(true, proxy, context, peer).number;
@@ -294,22 +274,50 @@ struct PathProxy {
     taken.index = place.first;
     return taken;
   }
-  /// Posts what has been written to a staging slot.
+  /// Publishes what was written to a slot, whatever the caller had released before; as release_payload.
+  static MARROW_DEVICE_COLD void release_slot() { release_payload(Knobs{}); }
+  static MARROW_DEVICE_COLD Taken write_ahead(WaitWords comm, const ProxyDevice* proxy, int context,
+                                              bool alone, Deadline deadline, int peer,
+                                              const std::byte* from, std::uint64_t bytes) {
+    const Taken taken = take_staging(comm, proxy, context, alone, deadline, peer);
+    if (taken.status != Status::ok) return taken;
+    copy(taken.slot, from, bytes, 0, 1);
+    release_slot();
+    return taken;
+  }
+  /// A slot that was taken for nothing; it goes back in its turn. Meets the thread's acquire in Engine::say_free.
+  static MARROW_DEVICE_COLD void give_back(Taken taken) {
+    publish<Scope::system>(Store<std::uint64_t>{taken.unused, taken.index + 1});
+  }
+
+  /// @param ahead  the slot that has the payload; none: it lies where the operation says
   template <class At>
-  static MARROW_DEVICE Status put_staged(const DeviceCommunicator& comm, At context,
-                                         const PutOp& op, const Then& then, const Knobs& knobs,
-                                         const Taken& taken) {
-    ProxyOperation d = start(ProxyOpcode::put, op.peer, op.window, then, knobs);
-    d.region = load_fixed(true, &comm.proxy->stage_region);
+  static MARROW_DEVICE Status put_or_ahead(const DeviceCommunicator& comm, At context,
+                                           const PutOp& op, const Then& then, const Knobs& knobs,
+                                           const Taken& ahead) {
+    // What fits travels in the descriptor: no release, and no copy out of GPU memory by somebody else.
+    if (op.bytes - 1 < kProxyMaxInline && inside(op.source_offset, op.bytes, op.source.bytes) &&
+        (!then.window || then.n <= kProxyMaxFusedAdd)) {
+      ProxyOperation value = start(ProxyOpcode::put_value, op.peer, op.window, then, knobs);
+      value.offset = op.offset;
+      value.bytes = op.bytes;
+      load_value(op.source.local + op.source_offset, static_cast<std::uint32_t>(op.bytes), value);
+      return post(comm, context, op.peer, &value, 1, knobs);
+    }
+    ProxyOperation d =
+        start(op.bytes ? ProxyOpcode::put : ProxyOpcode::add, op.peer, op.window, then, knobs);
+    d.region = op.source.id;
+    d.source_offset = op.source_offset;
+    if (ahead.slot) {
+      d.region = load_fixed(true, &comm.proxy->stage_region);
+      d.source_offset =
+          static_cast<std::uint64_t>(ahead.slot - fixed_pointer(true, &comm.proxy->stage));
+    }
     d.offset = op.offset;
-    d.source_offset =
-        static_cast<std::uint64_t>(taken.slot - fixed_pointer(true, &comm.proxy->stage));
     d.bytes = op.bytes;
-    release_payload(Knobs{});  // of the slot: whatever the caller released came before
+    if (op.bytes && !ahead.slot) release_payload(knobs);
     const Status status = post(comm, context, op.peer, &d, 1, knobs);
-    // The slot goes back in its turn. Meets the thread's acquire in Engine::say_free.
-    if (status != Status::ok)
-      publish<Scope::system>(Store<std::uint64_t>{taken.unused, taken.index + 1});
+    if (status != Status::ok && ahead.slot) give_back(ahead);
     return status;
   }
 
