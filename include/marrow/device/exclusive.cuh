@@ -149,9 +149,9 @@ class ExclusiveQueue {
   GdaQueue* queue_ = nullptr;
   Cell16 hot_{}, where_{};    ///< the queue's constants, see detail::gda::Hot and Bell
   std::uint32_t qpn_ds_ = 0;  ///< second word of a WRITE
-  // What goes into the next entry, and where; the index before which the next look is due (wide: of a queue whose
-  // release is of system scope).
-  std::uint64_t index_ = 0, block_ = 0;
+  // The next entry's index; where entry 0 would be, were this lap of the ring the first; what the last doorbell said; the
+  // index before which the next look is due (wide: of a queue whose release is of system scope).
+  std::uint64_t index_ = 0, base_ = 0;
   std::uint32_t bell_ = 0, stop_ = 0, wide_stop_ = 0;
   // Signals' words.
   std::uint64_t word_base_ = 0, sink_ = 0;
@@ -177,7 +177,7 @@ MARROW_DEVICE ExclusiveQueue<kOnly...>::ExclusiveQueue(const Gin<kOnly...>& gin,
     hot_ = load_fixed(has_queue_, words);
     where_ = load_fixed(has_queue_, words + 1);
     constexpr std::uint32_t kSegments = mlx5::to_big32(3);
-    qpn_ds_ = static_cast<std::uint32_t>(hot_.high) | kSegments;
+    qpn_ds_ = pin(static_cast<std::uint32_t>(hot_.high) | kSegments);
     const WindowHandle& sync = comm.sync[static_cast<int>(Path::gda)];
     word_base_ = load_fixed(has_queue_, sync.gda_base + rank_);
     word_rkey_ = load_fixed(has_queue_, sync.gda_rkey + rank_);
@@ -224,7 +224,8 @@ MARROW_DEVICE bool ExclusiveQueue<kOnly...>::put_shortly(
   const bool full = kEntries == 1 ? index == stop : stop - index < kEntries;
   if (__builtin_expect(full | !plain, false)) return false;
   constexpr std::uint32_t kWrite = mlx5::control_word(mlx5::kWrite, 0);
-  WqeWriter<false>(reinterpret_cast<std::byte*>(block_), qpn_ds_)
+  const std::uint64_t block = base_ + (index_ << mlx5::kBlockShift);
+  WqeWriter<false>(reinterpret_cast<std::byte*>(block), qpn_ds_)
       .write(bell_ | kWrite, target.base_ + offset, target.key_, source.base_ + source_offset,
              source.key_, static_cast<std::uint32_t>(bytes));
   if constexpr (kActs) {
@@ -249,7 +250,6 @@ MARROW_DEVICE bool ExclusiveQueue<kOnly...>::put_shortly(
   // Behind the doorbell: the release need not wait for it.
   store_plain(&queue_->reserved_index, end);
   index_ = end;
-  block_ += kEntries * mlx5::kBlockBytes;
   if constexpr (kWide) stop_ = static_cast<std::uint32_t>(end);
   return true;
 }
@@ -264,7 +264,7 @@ MARROW_DEVICE void ExclusiveQueue<kOnly...>::look() {
     if (!has_queue_) return;
     const detail::gda::Hot hot(hot_);
     const std::uint32_t depth = hot.mask() + 1, at = index & hot.mask();
-    block_ = reinterpret_cast<std::uint64_t>(hot.sq) + std::uint64_t{at} * mlx5::kBlockBytes;
+    base_ = reinterpret_cast<std::uint64_t>(hot.sq) + ((at - index_) << mlx5::kBlockShift);
     bell_ = detail::gda::bell_word(index);
     if (load_cached(gin_.comm_.path + rank_) != static_cast<std::uint8_t>(Path::gda)) return;
     const std::uint64_t room = queue_->completed_index + depth - index_;
