@@ -10,7 +10,7 @@
 namespace marrow {
 namespace {
 
-using namespace gda_test;
+using namespace gda_test;  // NOLINT: the helpers of this test
 
 struct Result {
   Status status[20] = {};
