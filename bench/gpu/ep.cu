@@ -4,7 +4,10 @@
 // latest block end on the global timer), graph (20 calls a graph, replayed back to back), events around each call. Floors of the same run: the
 // link's measured rate, an empty kernel.
 //   marrow_ep_gpu check|time|tune [--json FILE]
+#include <dlfcn.h>
+
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -224,6 +227,32 @@ double percentile99(std::vector<double> v) {
   return v[std::min(v.size() - 1, v.size() * 99 / 100)];
 }
 
+/// In a build with -DMARROW_EP_TIMELINE: when the warps of the last kernel reached each place.
+void print_timeline() {
+  constexpr std::array kPoints{"begun",      "numbers read", "lists sent",     "targets found",
+                               "rows sent",  "lists here",   "all lists here", "rows placed",
+                               "rows found", "rows received"};
+  constexpr std::size_t kWarps = 132 * 16;
+  using Get = int (*)(void*, std::size_t);
+  const auto get = reinterpret_cast<Get>(dlsym(RTLD_DEFAULT, "marrow_ep_timeline"));
+  if (!get) return;
+  std::vector<std::array<std::uint64_t, kPoints.size()>> warps(kWarps);
+  if (get(warps.data(), kWarps * sizeof warps[0]) != 0) return;
+  std::uint64_t first = ~std::uint64_t{0};
+  for (const auto& w : warps)
+    if (w[0]) first = std::min(first, w[0]);
+  std::printf("us after the first warp began: warps, first, median, 90 %%, last\n");
+  for (std::size_t i = 0; i < kPoints.size(); ++i) {
+    std::vector<double> at;
+    for (const auto& w : warps)  // older ones are of other kernels
+      if (w[i] >= first) at.push_back(static_cast<double>(w[i] - first) / 1e3);
+    if (at.empty()) continue;
+    std::sort(at.begin(), at.end());
+    std::printf("  %-16s %5zu %6.2f %6.2f %6.2f %6.2f\n", kPoints[i], at.size(), at.front(),
+                at[at.size() / 2], at[at.size() * 9 / 10], at.back());
+  }
+}
+
 struct Times {
   std::vector<double> in_kernel, graph, events;  // us
 };
@@ -233,22 +262,33 @@ template <class Call>
 Times time_call(Communicator& comm, GpuMemory& memory, cudaStream_t stream, ep::Group& group,
                 int in_graph, Call&& call) {
   Times t;
-  auto* times = static_cast<std::uint64_t*>(memory.allocate(16));
   for (int i = 0; i < 20; ++i) call(i);
   check(cudaStreamSynchronize(stream), "warm up");
-  group.record_times(times);
-  for (int i = 0; i < 64; ++i) {
-    check(cudaMemsetAsync(times, 0, 16, stream), "memset");
-    check(cudaStreamSynchronize(stream), "memset");
-    comm.barrier();
-    call(i);
-    std::uint64_t words[2];
-    memory.download(words, times, 16);
-    t.in_kernel.push_back(static_cast<double>(words[1] - ~words[0]) / 1e3);
-  }
-  group.record_times(nullptr);
   cudaGraph_t graph;
   cudaGraphExec_t exec;
+  // In-kernel times are taken inside a graph as well, so that no rank waits for another one's host.
+  auto* slots = static_cast<std::uint64_t*>(memory.allocate(16 * in_graph));
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+  for (int i = 0; i < in_graph; ++i) {
+    group.record_times(slots + 2 * i);
+    call(i);
+  }
+  check(cudaStreamEndCapture(stream, &graph), "capture");
+  group.record_times(nullptr);
+  check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+  for (int round = 0; round < 5; ++round) {
+    check(cudaMemsetAsync(slots, 0, 16 * in_graph, stream), "memset");
+    check(cudaStreamSynchronize(stream), "memset");
+    comm.barrier();
+    check(cudaGraphLaunch(exec, stream), "graph");
+    std::vector<std::uint64_t> words(2 * in_graph);
+    memory.download(words.data(), slots, 16 * in_graph);
+    for (int i = 4; i < in_graph; ++i)
+      t.in_kernel.push_back(static_cast<double>(words[2 * i + 1] - ~words[2 * i]) / 1e3);
+  }
+  if (comm.rank() == 0) print_timeline();
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
   for (int i = 0; i < in_graph; ++i) call(i);
   check(cudaStreamEndCapture(stream, &graph), "capture");

@@ -49,15 +49,18 @@ inline void run_dispatch(const Target& t, const DeviceCommunicator& comm, const 
   a.out_scales = static_cast<std::byte*>(out.scales);
   a.handle = handle;
   a.times = t.times;
-  const auto kernel = s.fp8 ? &dispatch_kernel<true> : &dispatch_kernel<false>;
-  const std::size_t shared =
-      std::max<std::size_t>(sizeof(SendMemory), place_memory(s, t.threads / kQuadLanes).bytes);
+  const auto kernel = s.fp8 ? &dispatch_kernel<true, false> : &dispatch_kernel<false, false>;
+  const std::size_t shared = std::max<std::size_t>(
+      kNumbersBytes + std::max(sizeof(Targets), kTokensAtOnce * sizeof(ListLine)),
+      place_memory(s).bytes);
   FarArgs far{};
   far.handle = handle;
   if (phase == Phase::both && !s.far_any && s.place_in_block) {
     a.send_blocks = blocks_that_send(t.blocks);
     a.receive_from = t.blocks > 3 ? a.send_blocks : 0;
-    launch_early(t.place, t.blocks, t.threads, shared, kernel, comm, w, s, a);
+    const auto apart = s.fp8 ? &dispatch_kernel<true, true> : &dispatch_kernel<false, true>;
+    launch_early(t.place, t.blocks, t.threads, shared, a.receive_from > 0 ? apart : kernel, comm, w,
+                 s, a);
     return;
   }
   if (has(phase, Phase::send)) {
@@ -99,19 +102,19 @@ inline void run_combine(const Target& t, const DeviceCommunicator& comm, const W
   }
   if (phase == Phase::both && !s.far_any) {
     a.send = a.receive = 1;
-    launch_early(t.place, t.blocks, t.threads, 0, kernel, comm, w, s, a);
+    launch_early(t.place, t.blocks, t.threads, kNumbersBytes, kernel, comm, w, s, a);
     return;
   }
   if (has(phase, Phase::send)) {
     a.send = 1;
-    launch_early(t.place, t.blocks, t.threads, 0, kernel, comm, w, s, a);
+    launch_early(t.place, t.blocks, t.threads, kNumbersBytes, kernel, comm, w, s, a);
     launch_far_put(t, comm, w, s, far);
   }
   if (has(phase, Phase::receive)) {
     launch_far_wait(t, comm, w, s, far);
     a.send = 0;
     a.receive = 1;
-    launch_early(t.place, t.blocks, t.threads, 0, kernel, comm, w, s, a);
+    launch_early(t.place, t.blocks, t.threads, kNumbersBytes, kernel, comm, w, s, a);
   }
 }
 

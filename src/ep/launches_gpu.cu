@@ -38,8 +38,10 @@ void load(const Place& place) {
     check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(function)),
           "loading ep's kernels");
   };
-  kernel(&dispatch_kernel<true>);
-  kernel(&dispatch_kernel<false>);
+  kernel(&dispatch_kernel<true, false>);
+  kernel(&dispatch_kernel<true, true>);
+  kernel(&dispatch_kernel<false, false>);
+  kernel(&dispatch_kernel<false, true>);
   kernel(&combine_kernel<true>);
   kernel(&combine_kernel<false>);
   kernel(&place_kernel);
@@ -60,3 +62,13 @@ const Launches& gpu_launches() {
 }
 
 }  // namespace marrow::ep
+
+#if defined(MARROW_EP_TIMELINE)
+/// The current GPU's timeline of the last kernels; for bench/gpu/ep.cu, which looks it up by name.
+extern "C" __attribute__((visibility("default"))) int marrow_ep_timeline(void* to,
+                                                                         std::size_t bytes) {
+  using marrow::ep::gpu_device::timeline;
+  if (bytes != sizeof timeline) return -1;
+  return cudaMemcpyFromSymbol(to, timeline, sizeof timeline);
+}
+#endif

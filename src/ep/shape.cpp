@@ -189,11 +189,17 @@ Plan make_plan(const Config& c, int rank, const std::vector<bool>& far, bool sta
   s.handles = take(s.handle_stride * static_cast<std::uint64_t>(c.handles));
   m.handles = at - before;
   m.total = at;
-  const std::uint64_t slots = R * M;
-  const std::uint64_t bits =
-      static_cast<std::uint64_t>(columns_of(s)) * (R * s.mask_words * 8 + 8) + slots * (K * 2 + 4) +
-      slots / 4;
-  s.place_in_block = bits < kPlaceBytes;
+  s.by_ranks = Divisor::by(static_cast<std::uint32_t>(s.ranks));
+  s.by_tokens = Divisor::by(static_cast<std::uint32_t>(s.tokens));
+  s.by_top_k = Divisor::by(static_cast<std::uint32_t>(s.top_k));
+  s.by_quads = Divisor::by(static_cast<std::uint32_t>(s.quads));
+  s.by_combine_quads = Divisor::by(static_cast<std::uint32_t>(s.combine_quads));
+  s.by_uniform = Divisor::by(static_cast<std::uint32_t>(std::max(s.uniform, 1)));
+  // Without products that could overflow: then it is too large anyway.
+  const std::uint64_t most = (R * M) * (K * 2 + 16) + static_cast<std::uint64_t>(columns_of(s)) *
+                                                          (R * s.mask_words * 8 + 16);
+  s.place_in_block = most < (1u << 30);
+  if (s.place_in_block) s.place_in_block = place_memory(s).bytes < kPlaceBytes;
   return plan;
 }
 

@@ -24,12 +24,37 @@ inline constexpr std::uint32_t kSentinel = 0xffffffffu;
 inline constexpr int kIdsPerCell = 6;      // int16 in 12 bytes; the last word is the epoch
 inline constexpr int kWeightsPerCell = 3;  // float
 
+/// Division by a number that is known at set-up: two multiplications. Exact for n < 2^30 and divisors to 2^16.
+struct Divisor {
+  std::uint64_t inverse = 0;  ///< 2^64 / divisor, rounded up; 0: divisor 1
+  MARROW_HOST_DEVICE static Divisor by(std::uint32_t divisor) {
+    return {divisor > 1 ? ~std::uint64_t{0} / divisor + 1 : 0};
+  }
+  MARROW_HOST_DEVICE int quotient(int n) const {
+    const auto value = static_cast<std::uint32_t>(n);
+    const std::uint64_t low = static_cast<std::uint32_t>(inverse) * std::uint64_t{value} >> 32;
+    const std::uint64_t high = (inverse >> 32) * value;
+    return inverse ? static_cast<int>((high + low) >> 32) : n;
+  }
+};
+
+/// A token of a source in one word, since a division to take a slot (source * M + token) apart costs time.
+struct Origin {
+  std::uint32_t word = 0;  ///< source << 16 | token
+  MARROW_HOST_DEVICE static Origin of(int source, int token) {
+    return {static_cast<std::uint32_t>(source) << 16 | static_cast<std::uint32_t>(token)};
+  }
+  MARROW_HOST_DEVICE int source() const { return static_cast<int>(word >> 16); }
+  MARROW_HOST_DEVICE int token() const { return static_cast<int>(word & 0xffff); }
+  MARROW_HOST_DEVICE int slot(int tokens) const { return source() * tokens + token(); }
+};
+
 /// Expert rows of one token that a rank received, as combine needs them. By entry; if rows were placed by a kernel of
 /// their own, by slot.
 struct Record {
   std::int16_t count;    ///< experts of ours the token chose
   std::int16_t ordinal;  ///< how many lower ranks it chose
-  std::int32_t slot;     ///< source * M + token
+  Origin origin;
   std::int32_t reserved[2];
   // Then int32 rows (l * C + i, or -1: dropped), then float weights; `count` of each are set. There is room for K of
   // each, rounded up to 4, so that both are read 16 bytes at a time.
@@ -38,9 +63,9 @@ static_assert(sizeof(Record) == 16);
 
 /// One expert row that goes back to its token's owner.
 struct Pair {
-  std::int32_t slot;  ///< source * M + token
-  std::int32_t k;     ///< column of the token's list
-  std::int64_t row;   ///< l * C + i, or -1: dropped
+  Origin origin;
+  std::int32_t k;    ///< column of the token's list
+  std::int64_t row;  ///< l * C + i; -1: dropped; -2 - n: the n-th of its record
 };
 static_assert(sizeof(Pair) == 16);
 
@@ -105,6 +130,7 @@ struct Shape {
   std::uint64_t counts, source, weights, expert_ids, list, pairs, records;
   std::uint64_t own_rank, own_sorted, own_distinct, own_weights;
   std::uint64_t deadline_ns;
+  Divisor by_ranks, by_tokens, by_top_k, by_uniform, by_quads, by_combine_quads;
   std::uint64_t far[kMaxRanks / 64];  ///< bit r: rank r is reached by puts and signals
 
   MARROW_HOST_DEVICE bool is_far(int peer) const {
@@ -127,47 +153,59 @@ struct Shape {
   }
 };
 
-/// Shared memory of a receiving block: rows that its workers write to, and, if it places rows itself, all it knows.
-inline constexpr int kItemsAtOnce = 4;  ///< of a worker
+/// Shared memory of a receiving block: the numbers of the batch, rows that its workers write to, and, if it places
+/// rows itself, all it knows.
+inline constexpr int kNumbersBytes = 32;   ///< at the start of every block's
+inline constexpr int kItemsAtOnce = 4;     ///< of a worker
+inline constexpr int kEntriesAtOnce = 32;  ///< of a block
+inline constexpr int kTableWorkers =
+    8;  ///< blocks with fewer workers have none that does only tables
 struct PlaceMemory {
-  std::uint32_t rows, masks, any, prefixes, any_prefix, ids, list, counts, bases, bytes;
+  std::uint32_t rows, counts_of_entries, origins, heads, masks, any, prefixes, any_prefix, ids,
+      list, counts, bases, bytes;
 };
 /// Columns that rows are counted in: experts, or (rank-major) one.
 MARROW_HOST_DEVICE constexpr int columns_of(const Shape& s) { return s.rank_major ? 1 : s.local; }
 MARROW_HOST_DEVICE constexpr int any_words(const Shape& s) {
   return (s.ranks * s.tokens + 31) / 32;
 }
-MARROW_HOST_DEVICE inline PlaceMemory place_memory(const Shape& s, int workers) {
+/// From one column's words to the next one's: odd, so that a thread a column meets no other in a bank.
+MARROW_HOST_DEVICE constexpr int column_stride(const Shape& s) {
+  return (s.ranks * s.mask_words) | 1;
+}
+/// Words from one token's ids to the next one's.
+MARROW_HOST_DEVICE constexpr int ids_stride(const Shape& s) { return s.id_cells * kIdsPerCell / 2; }
+MARROW_HOST_DEVICE inline PlaceMemory place_memory(const Shape& s) {
   PlaceMemory m{};
-  const auto words = static_cast<std::uint32_t>(s.ranks * s.mask_words);
+  const auto words = static_cast<std::uint32_t>(column_stride(s));
   const auto columns = static_cast<std::uint32_t>(columns_of(s));
   const auto slots = static_cast<std::uint32_t>(s.ranks * s.tokens);
-  std::uint32_t at = 0;
+  std::uint32_t at = kNumbersBytes;
   const auto take = [&at](std::uint32_t bytes) {
     const std::uint32_t here = at;
     at += (bytes + 15) & ~15u;
     return here;
   };
-  m.rows = take(static_cast<std::uint32_t>(workers * kItemsAtOnce * s.top_k) * 4);
+  m.rows = take(static_cast<std::uint32_t>(kEntriesAtOnce * s.record_rows) * 4);
+  m.counts_of_entries = take(kEntriesAtOnce * 4);
+  m.origins = take(kEntriesAtOnce * 4);
   if (!s.place_in_block) {
     m.bytes = at;
     return m;
   }
+  m.heads = take(static_cast<std::uint32_t>(s.ranks) * 4);
   m.masks = take(columns * words * 4);
   m.any =
       take(static_cast<std::uint32_t>(any_words(s)) * 4);  // follows the masks: cleared together
   m.prefixes = take(columns * words * 4);
   m.any_prefix = take(static_cast<std::uint32_t>(any_words(s)) * 4);
-  m.ids = take(slots * s.top_k * 2);
+  m.ids = take(slots * static_cast<std::uint32_t>(ids_stride(s)) * 4);
   m.list = take(slots * 4);
   m.counts = take(columns * 4);
   m.bases = take(columns * 4);
   m.bytes = at;
   return m;
 }
-
-/// Bytes of shared memory that a sending block uses for its tokens' lists.
-inline constexpr int kTokensAtOnce = 16;
 
 /// Works out everything but `rank`'s own numbers from a checked config. far: one bool a rank.
 struct Plan {

@@ -15,9 +15,9 @@ inline namespace cpu_device {
 #endif
 
 /// Destination of row `number` (of pairs or entries), in column `column` of its token.
-MARROW_DEVICE std::byte* row_target(const Run& r, std::int64_t number, int slot, int column) {
+MARROW_DEVICE std::byte* row_target(const Run& r, std::int64_t number, Origin origin, int column) {
   const Shape& s = r.s;
-  const int source = slot / s.tokens;
+  const int source = origin.source();
   if (r.is_failed(source)) return nullptr;
   if (s.is_far(source)) {
     return r.local + s.stage_combine +
@@ -25,233 +25,397 @@ MARROW_DEVICE std::byte* row_target(const Run& r, std::int64_t number, int slot,
             static_cast<std::uint64_t>(number)) *
                s.combine_stride;
   }
-  return r.peer(source) + s.combine_at(r.set, slot - source * s.tokens, column);
+  return r.peer(source) + s.combine_at(r.set, origin.token(), column);
 }
 
-/// What one worker sends: where to, and from which row, or (kSum) what to add up.
-struct Outgoing {
-  std::byte* to = nullptr;         ///< the row at its owner; null: nobody
-  const std::byte* row = nullptr;  ///< null: zeros
-  const std::byte* record = nullptr;
-  int count = 0;
+/// A record (or pair) as a worker has looked it up: on a GPU a word or so a lane, so that one load brings all of it.
+template <bool kSum>
+class LookedUp {
+ public:
+  LookedUp() = default;
+  /// Of pair or entry `number`, which may be any below the tables' size: so it need not be known how many there are.
+  MARROW_DEVICE LookedUp(const Run& r, int number) : number_(number) {
+    const Shape& s = r.s;
+    if (by_record(s)) {
+      Origin origin;
+      if (!s.place_in_block) origin = r.table<Origin>(s.list)[number];
+      from_ = record_at(r, number, origin);
+    } else {
+      from_ = reinterpret_cast<const std::byte*>(r.table<Pair>(s.pairs) + number);
+    }
+    if constexpr (kWarpQuads && kSum) {
+      const int words = 4 + 2 * s.record_rows;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int i = 0; i < kWords; ++i) {
+        const int at_word = i * 32 + lane_index();
+        if (at_word < words) word_[i] = reinterpret_cast<const std::uint32_t*>(from_)[at_word];
+      }
+    } else {
+      const Words16 head = load_words(from_);
+      for (int i = 0; i < 4; ++i) word_[i] = head.word[i];
+      if (by_record(s)) row_ = reinterpret_cast<const std::int32_t*>(from_ + sizeof(Record))[0];
+    }
+  }
+  /// All lanes of a worker call. i: the same for all.
+  MARROW_DEVICE std::uint32_t word(int i) const {
+    if constexpr (kWarpQuads && kSum) {
+      const std::uint32_t of = i < 32 ? word_[0] : i < 64 ? word_[1] : word_[2];
+      return warp_shuffle(0xffffffffu, of, i & 31);
+    } else {
+      return i < 4 ? word_[i] : reinterpret_cast<const std::uint32_t*>(from_)[i];
+    }
+  }
+  MARROW_DEVICE int count() const { return static_cast<std::int16_t>(word(0)); }
+  MARROW_DEVICE std::int32_t row(int n) const { return static_cast<std::int32_t>(word(4 + n)); }
+  MARROW_DEVICE float weight(const Shape& s, int n) const {
+    return float_of(word(4 + s.record_rows + n));
+  }
+  /// Where it goes; null: nowhere, or (from_rows) later.
+  MARROW_DEVICE std::byte* target(const Run& r, const CombineArgs& a) const {
+    const bool record = by_record(r.s);
+    const Origin origin{record ? word(1) : word(0)};
+    const int column =
+        record ? static_cast<std::int16_t>(word(0) >> 16) : static_cast<int>(word(1));
+    if (!kSum && a.from_rows && r.s.is_far(origin.source()) && only_row(r) >= 0) return nullptr;
+    return row_target(r, number_, origin, column);
+  }
+  /// !kSum: the row that goes; -1: zeros.
+  MARROW_DEVICE std::int64_t only_row(const Run& r) const {
+    if (by_record(r.s)) return row_;
+    const auto row =
+        static_cast<std::int64_t>(word_[2] | static_cast<std::uint64_t>(word_[3]) << 32);
+    if (row > -2) return row;
+    const std::byte* record = record_at(r, 0, Origin{word_[0]});
+    return reinterpret_cast<const std::int32_t*>(record + sizeof(Record))[-2 - row];
+  }
+
+ private:
+  static MARROW_DEVICE bool by_record(const Shape& s) { return kSum || s.rank_major; }
+  static constexpr int kWords = kWarpQuads && kSum ? (4 + 2 * kMaxTopK + 31) / 32 : 4;
+  const std::byte* from_ = nullptr;
+  std::int32_t number_ = 0;
+  std::int32_t row_ = -1;
+  std::uint32_t word_[kWords] = {};
 };
 
-/// Pair or entry `number`. May be called for any number below the tables' size, so that it need not wait for how many there are.
-template <bool kSum>
-MARROW_DEVICE Outgoing outgoing(const Run& r, const CombineArgs& a, int number) {
+/// The quad's sum of a record's rows. All lanes of a worker call.
+MARROW_DEVICE void sum_quad(const Run& r, const CombineArgs& a, const LookedUp<true>& from,
+                            int quad, int lane, Words16 (&out)[kCellsPerLane]) {
+  constexpr int kRows = kWarpQuads ? 8 : 4;  // in flight together
   const Shape& s = r.s;
-  Outgoing out;
-  std::int64_t row = -1;
-  int slot;
-  int column;
-  if (kSum || s.rank_major) {
-    const int at_slot =
-        s.place_in_block ? 0 : static_cast<int>(r.table<std::uint32_t>(s.list)[number]);
-    out.record = record_at(r, number, at_slot);
-    const Words16 head = load_words(out.record);
-    out.count = static_cast<std::int16_t>(head.word[0]);
-    column = static_cast<std::int16_t>(head.word[0] >> 16);
-    slot = static_cast<int>(head.word[1]);
-    if (!kSum) row = reinterpret_cast<const std::int32_t*>(out.record + sizeof(Record))[0];
-  } else {
-    const Words16 pair =
-        load_words(reinterpret_cast<const std::byte*>(r.table<Pair>(s.pairs) + number));
-    slot = static_cast<int>(pair.word[0]);
-    column = static_cast<int>(pair.word[1]);
-    row = static_cast<std::int64_t>(pair.word[2] | static_cast<std::uint64_t>(pair.word[3]) << 32);
-    if (row <= -2)
-      row = reinterpret_cast<const std::int32_t*>(record_at(r, 0, slot) + sizeof(Record))[-2 - row];
-  }
-  out.to = row_target(r, number, slot, column);
-  if (!kSum && a.from_rows && row >= 0 && s.is_far(slot / s.tokens)) out.to = nullptr;
-  out.row = row < 0 ? nullptr : a.rows + static_cast<std::uint64_t>(row) * s.combine_stride;
-  return out;
-}
-
-/// One cell of the sum of a record's rows.
-MARROW_DEVICE Words16 sum_cell(const Run& r, const CombineArgs& a, const Outgoing& out, int index) {
-  const Shape& s = r.s;
-  const std::byte* rows = out.record + sizeof(Record);
-  const std::byte* weights = rows + static_cast<unsigned>(s.record_rows) * 4;
-  float sum[8] = {};
-  for (int n = 0; n < out.count; n += 4) {
-    const Words16 row = load_words(rows + n * 4);
-    const Words16 weight = load_words(weights + n * 4);
-    Words16 v[4];
+  const int count = from.count();
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-    for (int i = 0; i < 4; ++i) {
-      v[i] = {};
-      if (n + i < out.count && static_cast<std::int32_t>(row.word[i]) >= 0)
-        v[i] = load_words(a.rows + row.word[i] * s.combine_stride +
-                          static_cast<std::uint64_t>(index) * 16);
-    }
+  for (int c = 0; c < kCellsPerLane; ++c) {
+    const int index = quad * kQuadCells + c * kQuadLanes + lane;
+    const bool inside = index < s.combine_cells;
+    float sum[8] = {};
+    MARROW_EP_ROLLED
+    for (int from_row = 0; from_row < count; from_row += kRows) {
+      Words16 v[kRows];
+      std::int32_t row[kRows];
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-    for (int i = 0; i < 4; ++i) {
-      if (n + i >= out.count || static_cast<std::int32_t>(row.word[i]) < 0) continue;
-      const float w = a.weighted ? float_of(weight.word[i]) : 1.0f;
+      for (int i = 0; i < kRows; ++i) {
+        row[i] = from_row + i < count ? from.row(from_row + i) : -1;
+        if (row[i] >= 0 && inside)
+          v[i] = load_words(a.rows + static_cast<std::uint32_t>(row[i]) * s.combine_stride +
+                            static_cast<std::uint32_t>(index) * 16);
+      }
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-      for (int x = 0; x < 4; ++x) {
-        sum[x * 2] = fmaf(w, bf16_low(v[i].word[x]), sum[x * 2]);
-        sum[x * 2 + 1] = fmaf(w, bf16_high(v[i].word[x]), sum[x * 2 + 1]);
+      for (int i = 0; i < kRows; ++i) {
+        if (row[i] < 0) continue;
+        const float w = a.weighted ? from.weight(s, from_row + i) : 1.0f;
+        if (!inside) continue;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+        for (int x = 0; x < 4; ++x) {
+          sum[x * 2] = fmaf(w, bf16_low(v[i].word[x]), sum[x * 2]);
+          sum[x * 2 + 1] = fmaf(w, bf16_high(v[i].word[x]), sum[x * 2 + 1]);
+        }
       }
     }
+    out[c] = {{to_bf16_pair(sum[0], sum[1]), to_bf16_pair(sum[2], sum[3]),
+               to_bf16_pair(sum[4], sum[5]), to_bf16_pair(sum[6], sum[7])}};
   }
-  return {{to_bf16_pair(sum[0], sum[1]), to_bf16_pair(sum[2], sum[3]), to_bf16_pair(sum[4], sum[5]),
-           to_bf16_pair(sum[6], sum[7])}};
+}
+
+MARROW_DEVICE void say_hello(const Run& r) {
+  const Shape& s = r.s;
+  for (int i = thread_index(); i < s.ranks; i += block_size()) {
+    int peer = s.rank + 1 + i;
+    if (peer >= s.ranks) peer -= s.ranks;
+    if (!s.is_far(peer) && !r.is_failed(peer))
+      store_cell(r.peer(peer) + s.hello_at(r.set, s.rank), epoch_cell(0, 0, 0, r.epoch));
+  }
+}
+
+/// Stores a quad of a row.
+template <bool kSum>
+MARROW_DEVICE void store_quad(const Shape& s, std::byte* row, int quad, int lane,
+                              Words16 (&v)[kCellsPerLane]) {
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+  for (int c = 0; c < kCellsPerLane; ++c) {
+    const int index = quad * kQuadCells + c * kQuadLanes + lane;
+    if (index >= s.combine_cells) continue;
+    if constexpr (!kSum) {
+      if (v[c].word[3] == kSentinel) v[c].word[3] = 0x7fff7fffu;
+    }
+    store_cell(row + static_cast<std::uint32_t>(index) * 16, cell_of(v[c]));
+  }
+}
+
+/// Rows added up at their source. The next item's record is on its way while this one's rows are.
+MARROW_DEVICE void send_sums(const Run& r, const CombineArgs& a, Walk walk, int lane) {
+  const Shape& s = r.s;
+  const int numbers = r.table<HandleHead>(0)->entries;
+  const int room = s.rows_per_batch();
+  LookedUp<true> next;
+  if (walk.number < room) next = LookedUp<true>(r, walk.number);
+  MARROW_EP_ROLLED
+  while (walk.number < numbers) {
+    const LookedUp<true> mine = next;
+    const int quad = walk.quad;
+    walk.next();
+    if (walk.number < numbers) next = LookedUp<true>(r, walk.number);
+    std::byte* to = mine.target(r, a);
+    if (!to) continue;
+    Words16 v[kCellsPerLane];
+    sum_quad(r, a, mine, quad, lane, v);
+    store_quad<true>(s, to, quad, lane, v);
+  }
+}
+
+/// Rows as they are.
+MARROW_DEVICE void send_each(const Run& r, const CombineArgs& a, Walk walk, int lane) {
+  constexpr int kAtOnce = kWarpQuads ? 4 : 1;
+  const Shape& s = r.s;
+  const auto* head = r.table<HandleHead>(0);
+  const int numbers = s.rank_major ? head->entries : head->pairs;
+  // The first numbers are looked up before it is known how many there are.
+  const int room = s.rows_per_batch() * (s.rank_major ? 1 : s.per_token);
+  MARROW_EP_ROLLED
+  for (bool first = true; walk.number < (first ? room : numbers); first = false) {
+    LookedUp<false> item[kAtOnce];
+    std::byte* to[kAtOnce];
+    int quads[kAtOnce];
+    Words16 v[kAtOnce][kCellsPerLane];
+    std::uint32_t real = 0;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int u = 0; u < kAtOnce; ++u, walk.next()) {
+      quads[u] = walk.quad;
+      if (walk.number < room) item[u] = LookedUp<false>(r, walk.number);
+      if (walk.number < numbers) real |= 1u << u;
+    }
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int u = 0; u < kAtOnce; ++u) {
+      to[u] = real >> u & 1 ? item[u].target(r, a) : nullptr;
+      if (!to[u]) continue;
+      const std::int64_t row = item[u].only_row(r);
+      const std::byte* from = a.rows + static_cast<std::uint64_t>(row) * s.combine_stride;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int c = 0; c < kCellsPerLane; ++c) {
+        const int index = quads[u] * kQuadCells + c * kQuadLanes + lane;
+        v[u][c] = {};
+        if (index < s.combine_cells && row >= 0)
+          v[u][c] = load_words(from + static_cast<std::uint32_t>(index) * 16);
+      }
+    }
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int u = 0; u < kAtOnce; ++u)
+      if (to[u]) store_quad<false>(s, to[u], quads[u], lane, v[u]);
+  }
 }
 
 template <bool kSum>
 MARROW_DEVICE void send_combine(const Run& r, const CombineArgs& a) {
-  constexpr int kAtOnce = kWarpQuads && !kSum ? 4 : 1;
   const Shape& s = r.s;
-  const int lane = thread_index() % kQuadLanes;
-  const int per_block = block_size() / kQuadLanes;
+  if (block_index() == 0) say_hello(r);
   // Neighbouring quads to different blocks.
-  Walk walk(thread_index() / kQuadLanes * grid_size() + block_index(), per_block * grid_size(),
-            s.combine_quads);
-  const auto* head = r.table<HandleHead>(0);
-  const int numbers = kSum || s.rank_major ? head->entries : head->pairs;
-  // The first numbers are looked up before it is known how many there are.
-  const int room = s.rows_per_batch() * (kSum || s.rank_major ? 1 : s.per_token);
-  if (block_index() == 0) {
-    for (int i = thread_index(); i < s.ranks; i += block_size()) {
-      const int peer = (s.rank + 1 + i) % s.ranks;
-      if (!s.is_far(peer) && !r.is_failed(peer))
-        store_cell(r.peer(peer) + s.hello_at(r.set, s.rank), epoch_cell(0, 0, 0, r.epoch));
-    }
-  }
-  for (bool first = true; walk.number < (first ? room : numbers); first = false) {
-    std::byte* to[kAtOnce];
-    int quads[kAtOnce];
-    Words16 v[kAtOnce][kCellsPerLane];
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-    for (int u = 0; u < kAtOnce; ++u) {
-      to[u] = nullptr;
-      const int number = walk.number;
-      const int quad = walk.quad;
-      quads[u] = quad;
-      walk.next();
-      if (number >= room) continue;
-      const Outgoing out = outgoing<kSum>(r, a, number);
-      if (number >= numbers || !out.to) continue;
-      to[u] = out.to + static_cast<std::uint64_t>(quad) * kQuadCells * 16;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-      for (int c = 0; c < kCellsPerLane; ++c) {
-        const int index = quad * kQuadCells + c * kQuadLanes + lane;
-        v[u][c] = {};
-        if (index >= s.combine_cells) continue;
-        if constexpr (kSum) {
-          v[u][c] = sum_cell(r, a, out, index);
-        } else if (out.row) {
-          v[u][c] = load_words(out.row + static_cast<std::uint64_t>(index) * 16);
-        }
-      }
-    }
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-    for (int u = 0; u < kAtOnce; ++u) {
-      if (!to[u]) continue;
-      const int quad = quads[u];
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-      for (int c = 0; c < kCellsPerLane; ++c) {
-        const int in_quad = c * kQuadLanes + lane;
-        if (quad * kQuadCells + in_quad >= s.combine_cells) continue;
-        if constexpr (!kSum) {
-          if (v[u][c].word[3] == kSentinel) v[u][c].word[3] = 0x7fff7fffu;
-        }
-        store_cell(to[u] + in_quad * 16, cell_of(v[u][c]));
-      }
-    }
+  const Walk walk(thread_index() / kQuadLanes * grid_size() + block_index(),
+                  block_size() / kQuadLanes * grid_size(), s.combine_quads, s.by_combine_quads);
+  if constexpr (kSum) {
+    send_sums(r, a, walk, thread_index() % kQuadLanes);
+  } else {
+    send_each(r, a, walk, thread_index() % kQuadLanes);
   }
 }
 
-/// Adds up to kColumns columns of one quad, in their order.
-struct Columns {
-  static constexpr int kMost = 8;
-  int column[kMost];
-  int source[kMost];
-  float weight[kMost];
-  int count = 0;
-  std::uint32_t sure = 0;  ///< of far sources: here, whatever they look like
+/// What comes back for one token: its columns, a lane each on a GPU.
+class TokenColumns {
+ public:
+  TokenColumns() = default;
+  MARROW_DEVICE TokenColumns(const Run& r, const CombineArgs& a, int token)
+      : by_choice_(a.exact && !r.s.rank_major), weighted_(by_choice_ && a.weighted) {
+    const Shape& s = r.s;
+    first_ =
+        static_cast<std::uint64_t>(static_cast<unsigned>(token)) * static_cast<unsigned>(s.top_k);
+    all_ = by_choice_ ? s.top_k : r.table<std::int32_t>(s.own_distinct)[token];
+    if constexpr (kWarpQuads) {
+      // All loads at once, and looked at later: what is past the last column is stale.
+      if (lane_index() < s.top_k) {
+        rank_ = load_rank(r, lane_index());
+        if (weighted_) weight_ = load_weight(r, lane_index());
+      }
+    }
+  }
+  /// Bits of the columns to wait for: no ignored choices, no failed ranks. All lanes of a worker call.
+  MARROW_DEVICE std::uint32_t valid(const Run& r) const {
+    const auto counts = [&](int rank) { return rank >= 0 && !r.is_failed(rank); };
+    if constexpr (kWarpQuads) {
+      return warp_ballot(0xffffffffu, lane_index() < all_ && counts(rank_));
+    } else {
+      std::uint32_t bits = 0;
+      for (int k = 0; k < all_; ++k)
+        if (counts(load_rank(r, k))) bits |= 1u << k;
+      return bits;
+    }
+  }
+  /// All lanes call, with the same column.
+  MARROW_DEVICE float weight(const Run& r, int column) const {
+    if constexpr (kWarpQuads) {
+      return warp_shuffle(0xffffffffu, weight_, column);
+    } else {
+      return weighted_ ? load_weight(r, column) : 1.0f;
+    }
+  }
+  MARROW_DEVICE int source(const Run& r, int column) const { return load_rank(r, column); }
+
+ private:
+  MARROW_DEVICE int load_rank(const Run& r, int k) const {
+    return r.table<std::int16_t>(by_choice_ ? r.s.own_rank : r.s.own_sorted)[first_ + k];
+  }
+  MARROW_DEVICE float load_weight(const Run& r, int k) const {
+    return r.table<float>(r.s.own_weights)[first_ + k];
+  }
+  bool by_choice_ = false, weighted_ = false;
+  std::uint64_t first_ = 0;
+  std::int32_t all_ = 0;
+  std::int32_t rank_ = -1;
+  float weight_ = 1.0f;
 };
 
-MARROW_DEVICE void add_columns(const Run& r, const Columns& columns, std::byte* token_base,
-                               int quad, int lane, float (&sum)[kCellsPerLane][8]) {
+/// Tokens that a worker receives, and what the first one's columns are: loaded before the worker sends.
+struct Incoming {
+  int tokens = 0;
+  Walk walk;
+  TokenColumns first;
+  MARROW_DEVICE Incoming(const Run& r, const CombineArgs& a)
+      : walk(thread_index() / kQuadLanes * grid_size() + block_index(),
+             block_size() / kQuadLanes * grid_size(), r.s.combine_quads, r.s.by_combine_quads) {
+    tokens = r.table<HandleHead>(0)->tokens;
+    if (walk.number < r.s.tokens) first = TokenColumns(r, a, walk.number);
+  }
+};
+
+/// Adds up to 8 columns of one quad, in their order, and waits for them. All lanes of a worker call. @return the rest
+MARROW_DEVICE std::uint32_t add_columns(const Run& r, const TokenColumns& columns,
+                                        std::uint32_t valid, std::byte* token_base, int quad,
+                                        int lane, float (&sum)[kCellsPerLane][8]) {
+  constexpr int kMost = 8;
   const Shape& s = r.s;
-  Cell16 cell[Columns::kMost][kCellsPerLane];
-  std::uint32_t missing = (1u << columns.count) - 1;
+  int column[kMost];
+  float weight[kMost];
+  int count = 0;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+  for (int n = 0; n < kMost; ++n) {
+    column[n] = 0;
+    weight[n] = 1.0f;
+    if (valid == 0) continue;
+    column[n] = lowest_lane(valid);
+    weight[n] = columns.weight(r, column[n]);
+    valid &= valid - 1;
+    ++count;
+  }
+  // Rows of far sources are here, whatever they look like.
+  std::uint32_t sure = 0;
+  if (s.far_any) {
+    for (int n = 0; n < count; ++n)
+      if (s.is_far(columns.source(r, column[n]))) sure |= 1u << n;
+  }
+  Cell16 cell[kMost][kCellsPerLane];
+  std::uint32_t missing = (1u << count) - 1;
+  const std::uint32_t offset = static_cast<std::uint32_t>(quad * kQuadCells + lane) * 16;
   const auto turn = [&] {
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-    for (int n = 0; n < Columns::kMost; ++n) {
+    for (int n = 0; n < kMost; ++n) {
       if (!(missing >> n & 1)) continue;
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
       for (int c = 0; c < kCellsPerLane; ++c) {
-        const int index = quad * kQuadCells + c * kQuadLanes + lane;
-        if (index < s.combine_cells)
-          cell[n][c] = load_cell(token_base + columns.column[n] * s.combine_stride +
-                                 static_cast<std::uint64_t>(index) * 16);
+        if (quad * kQuadCells + c * kQuadLanes + lane < s.combine_cells)
+          cell[n][c] =
+              load_cell(token_base + column[n] * s.combine_stride + offset + c * kQuadLanes * 16);
       }
     }
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-    for (int n = 0; n < Columns::kMost; ++n) {
+    for (int n = 0; n < kMost; ++n) {
       if (!(missing >> n & 1)) continue;
       bool here = true;
       for (int c = 0; c < kCellsPerLane; ++c) {
-        const int index = quad * kQuadCells + c * kQuadLanes + lane;
-        if (index < s.combine_cells) here &= mark_of(cell[n][c]) != kSentinel;
+        if (quad * kQuadCells + c * kQuadLanes + lane < s.combine_cells)
+          here &= mark_of(cell[n][c]) != kSentinel;
       }
-      if (here || (columns.sure >> n & 1)) missing &= ~(1u << n);
+      if (here || (sure >> n & 1)) missing &= ~(1u << n);
     }
     return missing == 0;
   };
-  const Status status = wait_until(r.comm, r.time_left(), turn);
+  Status status = Status::ok;
+  for (std::uint32_t turns = 1; !turn() && status == Status::ok; ++turns) {
+    relax(turns);
+    if (turns % kLooksAtOnce == 0) status = impatience(r);
+  }
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-  for (int n = 0; n < Columns::kMost; ++n) {
-    if (n >= columns.count) continue;
+  for (int n = 0; n < kMost; ++n) {
+    if (n >= count) continue;
     if (missing >> n & 1) {  // counts as zeros
-      r.set_failed(columns.source[n], status);
+      r.set_failed(columns.source(r, column[n]), status);
       continue;
     }
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
     for (int c = 0; c < kCellsPerLane; ++c) {
-      const int index = quad * kQuadCells + c * kQuadLanes + lane;
-      if (index >= s.combine_cells) continue;
-      store_cell(token_base + columns.column[n] * s.combine_stride +
-                     static_cast<std::uint64_t>(index) * 16,
+      if (quad * kQuadCells + c * kQuadLanes + lane >= s.combine_cells) continue;
+      store_cell(token_base + column[n] * s.combine_stride + offset + c * kQuadLanes * 16,
                  sentinel_cell());
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
       for (int i = 0; i < 4; ++i) {
         const std::uint32_t word = word_of(cell[n][c], i);
-        sum[c][i * 2] = fmaf(columns.weight[n], bf16_low(word), sum[c][i * 2]);
-        sum[c][i * 2 + 1] = fmaf(columns.weight[n], bf16_high(word), sum[c][i * 2 + 1]);
+        sum[c][i * 2] = fmaf(weight[n], bf16_low(word), sum[c][i * 2]);
+        sum[c][i * 2 + 1] = fmaf(weight[n], bf16_high(word), sum[c][i * 2 + 1]);
       }
     }
   }
+  return valid;
 }
 
 /// A source says that it has begun, also without rows for us: sets are used again by what all have done. By block 0's last
@@ -272,50 +436,24 @@ MARROW_DEVICE void wait_for_hellos(const Run& r) {
   }
 }
 
-MARROW_DEVICE void receive_combine(const Run& r, const CombineArgs& a) {
+MARROW_DEVICE void receive_combine(const Run& r, const CombineArgs& a, const Incoming& in) {
   const Shape& s = r.s;
   wait_for_hellos(r);
   const int lane = thread_index() % kQuadLanes;
-  const int per_block = block_size() / kQuadLanes;
-  Walk walk(thread_index() / kQuadLanes * grid_size() + block_index(), per_block * grid_size(),
-            s.combine_quads);
-  const int tokens = r.table<HandleHead>(0)->tokens;
-  const bool by_choice = a.exact && !s.rank_major;
-  for (; walk.number < tokens; walk.next()) {
+  Walk walk = in.walk;
+  TokenColumns next = in.first;
+  MARROW_EP_ROLLED
+  while (walk.number < in.tokens) {
     const int token = walk.number;
     const int quad = walk.quad;
-    const std::uint64_t first = static_cast<std::uint64_t>(token) * s.top_k;
-    const auto* own_rank = r.table<std::int16_t>(by_choice ? s.own_rank : s.own_sorted) + first;
-    const auto* own_weights = r.table<float>(s.own_weights) + first;
-    const int all = by_choice ? s.top_k : r.table<std::int32_t>(s.own_distinct)[token];
+    const TokenColumns columns = next;
+    walk.next();
+    if (walk.number < in.tokens) next = TokenColumns(r, a, walk.number);
     std::byte* token_base = r.local + s.combine_at(r.set, token, 0);
     float sum[kCellsPerLane][8] = {};
-    for (int k = 0; k < all;) {
-      Columns columns;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-      for (int n = 0; n < Columns::kMost; ++n) {
-        columns.column[n] = 0;
-        columns.weight[n] = 1.0f;
-        columns.source[n] = -1;
-      }
-      // Ignored choices and failed ranks leave holes, which are skipped: a column a step, so that all is in registers.
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-      for (int n = 0; n < Columns::kMost; ++n) {
-        while (k < all && (own_rank[k] < 0 || r.is_failed(own_rank[k]))) ++k;
-        if (k >= all) continue;
-        columns.column[n] = k;
-        columns.source[n] = own_rank[k];
-        if (s.is_far(own_rank[k])) columns.sure |= 1u << n;
-        if (by_choice && a.weighted) columns.weight[n] = own_weights[k];
-        ++columns.count;
-        ++k;
-      }
-      add_columns(r, columns, token_base, quad, lane, sum);
-    }
+    MARROW_EP_ROLLED
+    for (std::uint32_t left = columns.valid(r); left != 0;)
+      left = add_columns(r, columns, left, token_base, quad, lane, sum);
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
@@ -349,31 +487,39 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
   await_previous_kernel();
   let_next_kernel_start();
   const std::uint64_t start = now_ns();
+  note(Point::begun);
   auto* control = at<Control>(window.local, s.control);
-  const std::uint64_t sent = load_relaxed<Scope::device>(&control->combine_sent);
-  const std::uint64_t received = load_relaxed<Scope::device>(&control->combine_received);
-  const bool failed = load_relaxed<Scope::device>(&control->any_failed) != 0;
-  const std::uint64_t stopped = load_relaxed<Scope::device>(&control->stopped);
+  const Numbers now =
+      read_numbers(control, &control->combine_sent, &control->combine_received, [] {});
+  const std::uint64_t sent = now.sent;
+  const std::uint64_t received = now.received;
+  const bool failed = now.failed != 0;
   const bool invalid = out_of_turn(s, sent, received, a.send, a.receive);
-  const Status stop =
-      all_have_read(&control->arrived[1], sent ^ received ^ (failed ? 1 : 0), stopped, [&] {
-        if (a.send) store_relaxed<Scope::device>(&control->combine_sent, sent + 1);
-        if (a.receive) {
-          store_relaxed<Scope::device>(&control->combine_received, received + 1);
-          add_relaxed<Scope::device>(&control->combines, 1);
-        }
-        if (invalid) stop_as_invalid(control);
-      });
-  if (invalid || stop != Status::ok) {
+  note(Point::numbers_read);
+  Turn turn(&control->arrived[1]);
+  const auto count_on = [&] {
+    if (a.send) store_relaxed<Scope::device>(&control->combine_sent, sent + 1);
+    if (a.receive) {
+      store_relaxed<Scope::device>(&control->combine_received, received + 1);
+      add_relaxed<Scope::device>(&control->combines, 1);
+    }
+    if (invalid) stop_as_invalid(control);
+  };
+  if (invalid || now.stopped) {
     if (a.receive) stop_combine(Run(comm, window, s, a.handle, received, start, failed), a);
+    turn.end(count_on);
     note_times(a.times, start);
     return;
   }
+  const std::uint64_t begun =
+      a.receive && s.far_any ? load_relaxed<Scope::device>(&control->started) : start;
+  const Run in(comm, window, s, a.handle, received, begun, failed);
+  const Incoming incoming(in, a);
   if (a.send) send_combine<kSum>(Run(comm, window, s, a.handle, sent, start, failed), a);
-  if (a.receive) {
-    const std::uint64_t begun = s.far_any ? load_relaxed<Scope::device>(&control->started) : start;
-    receive_combine(Run(comm, window, s, a.handle, received, begun, failed), a);
-  }
+  note(Point::rows_sent);
+  if (a.receive) receive_combine(in, a, incoming);
+  note(Point::rows_received);
+  turn.end(count_on);
   note_times(a.times, start);
 }
 

@@ -107,7 +107,7 @@ MARROW_DEVICE Words16 words_of(const Cell16& c) {
 }
 
 MARROW_DEVICE int rank_of_expert(const Shape& s, const std::byte* local, int expert) {
-  if (s.uniform) return expert / s.uniform;
+  if (s.uniform) return s.by_uniform.quotient(expert);
   return load_cached(reinterpret_cast<const std::uint16_t*>(local + s.expert_rank) + expert);
 }
 
@@ -181,10 +181,11 @@ struct Run {
   }
 };
 
-/// The record of an entry. @param slot  looked at only if rows were placed by a kernel of their own
-MARROW_DEVICE std::byte* record_at(const Run& r, int entry, int slot) {
+/// The record of an entry. @param origin  looked at only if rows were placed by a kernel of their own
+MARROW_DEVICE std::byte* record_at(const Run& r, int entry, Origin origin) {
   return r.local + r.handle + r.s.records +
-         static_cast<std::uint64_t>(r.s.place_in_block ? entry : slot) * r.s.record_stride;
+         static_cast<std::uint64_t>(r.s.place_in_block ? entry : origin.slot(r.s.tokens)) *
+             r.s.record_stride;
 }
 
 /// Waits for something of one source. All blocks of a kernel must judge alike whether a source is in time, since rows are
@@ -193,6 +194,12 @@ MARROW_DEVICE std::byte* record_at(const Run& r, int entry, int slot) {
 /// @return whether the source is in time
 template <class Ready>
 MARROW_DEVICE bool wait_for_source(const Run& r, int source, Ready&& ready) {
+#if defined(__CUDACC__)
+  // Most often it comes before a look at the clock would pay.
+#pragma unroll 1
+  for (int i = 0; i < 16; ++i)
+    if (ready()) return true;
+#endif
   bool decided = false;  // that it is in time: it is here, or about to be
   for (;;) {
     const Status status = wait_until(r.comm, r.time_left(decided ? 2 : 1), ready);
@@ -221,11 +228,51 @@ MARROW_DEVICE bool wait_for_source(const Run& r, int source, Ready&& ready) {
   }
 }
 
+/// Between looks: why one should wait no longer.
+MARROW_DEVICE Status impatience(const Run& r) {
+  const Status status = control_status(wait_words(r.comm), -1);
+  if (status != Status::ok) return status;
+  return now_ns() - r.start >= r.s.deadline_ns ? Status::timeout : Status::ok;
+}
+/// The same for all lanes of a worker that look together.
+MARROW_DEVICE Status common_impatience(const Run& r) {
+  const Status status = impatience(r);
+  if constexpr (!kWarpQuads) return status;
+  return static_cast<Status>(warp_shuffle(0xffffffffu, static_cast<std::uint32_t>(status), 0));
+}
+inline constexpr std::uint32_t kLooksAtOnce = 32;  ///< before that question
+
 /// block_sync for lanes that come one by one, from waits of their own.
 MARROW_DEVICE void meet() {
   warp_sync(full_mask());
   block_sync();
 }
+
+/// Places in the kernels whose times a build with MARROW_EP_TIMELINE notes, by warp (docs/ep-performance.md).
+enum class Point {
+  begun,
+  numbers_read,
+  lists_sent,
+  targets_found,
+  rows_sent,
+  lists_here,
+  lists_of_block_here,
+  rows_placed,
+  rows_found,
+  rows_received,
+  count
+};
+#if defined(MARROW_EP_TIMELINE) && defined(__CUDACC__)
+inline constexpr int kTimelineBlocks = 132;
+inline constexpr int kTimelineWarps = 16;
+__device__ std::uint64_t timeline[kTimelineBlocks][kTimelineWarps][static_cast<int>(Point::count)];
+MARROW_DEVICE void note(Point point) {
+  if (lane_index() != 0 || block_index() >= kTimelineBlocks) return;
+  timeline[block_index()][thread_index() / 32][static_cast<int>(point)] = now_ns();
+}
+#else
+MARROW_DEVICE void note(Point) {}
+#endif
 
 /// For Group::record_times, at the end of a kernel.
 MARROW_DEVICE void note_times(std::uint64_t* times, std::uint64_t start) {
@@ -236,17 +283,17 @@ MARROW_DEVICE void note_times(std::uint64_t* times, std::uint64_t start) {
   fetch_max_relaxed<Scope::device>(times + 1, now_ns());
 }
 
-/// Walks through (number, quad) pairs, `workers` apart, with one division.
+/// Walks through (number, quad) pairs, `workers` apart.
 struct Walk {
   int number;
   int quad;
   int step_number;
   int step_quad;
   int quads;
-  MARROW_DEVICE Walk(int worker, int workers, int of_row)
-      : number(worker / of_row),
+  MARROW_DEVICE Walk(int worker, int workers, int of_row, const Divisor& by_row)
+      : number(by_row.quotient(worker)),
         quad(worker - number * of_row),
-        step_number(workers / of_row),
+        step_number(by_row.quotient(workers)),
         step_quad(workers - step_number * of_row),
         quads(of_row) {}
   MARROW_DEVICE void next() {
@@ -259,6 +306,28 @@ struct Walk {
   }
 };
 
+/// to = from[u], from an array that stays in registers: a loop over the candidates would be turned into an access by
+/// index, which puts the array into local memory.
+template <int kFirst = 0, class T, int kSize>
+MARROW_DEVICE void pick(T& to, const T (&from)[kSize], int u) {
+  if constexpr (kFirst < kSize) {
+    if (kFirst == 0 || u == kFirst) to = from[kFirst];
+    pick<kFirst + 1>(to, from, u);
+  }
+}
+
+/// Of all lanes of a warp of 32.
+MARROW_DEVICE std::uint32_t warp_or(std::uint32_t value) {
+#if defined(__CUDA_ARCH__)
+  return __reduce_or_sync(0xffffffffu, value);
+#else
+  for (int step = 1; step < 32; step *= 2)
+    value |= warp_shuffle(0xffffffffu, value, lane_index() ^ step);
+  return value;
+#endif
+}
+MARROW_DEVICE std::uint32_t warp_and(std::uint32_t value) { return ~warp_or(~value); }
+
 /// Adds to a word of shared memory. (As an instruction for shared memory, not one for any.)
 MARROW_DEVICE void add_shared(std::uint32_t* word, std::uint32_t n) {
 #if defined(__CUDA_ARCH__)
@@ -268,24 +337,53 @@ MARROW_DEVICE void add_shared(std::uint32_t* word, std::uint32_t n) {
 #endif
 }
 
-/// Once every block has read the numbers of the batch, the last one runs last(), which counts on: nobody waits for
-/// that, and the next kernel, which starts after this one, reads it. (By the block's last thread: others are busier.)
-/// @param read     a value that all threads have loaded; what they loaded before it, too
-/// @param stopped  Control::stopped as this thread has loaded it: another block may have written it meanwhile
-/// @return the same for all threads of the block
-template <class Last>
-MARROW_DEVICE Status all_have_read(std::uint64_t* arrived, std::uint64_t read,
-                                   std::uint64_t stopped, Last&& last) {
-  warp_sync(full_mask());
-  const auto stop = static_cast<Status>(block_max(static_cast<std::uint32_t>(stopped)));
-  if (thread_index() != block_size() - 1 || read == ~std::uint64_t{0}) return stop;
-  if (fetch_add_relaxed<Scope::device>(arrived, std::uint64_t{1}) + 1 !=
-      static_cast<std::uint64_t>(grid_size()))
-    return stop;
-  store_relaxed<Scope::device>(arrived, std::uint64_t{0});
-  last();
-  return stop;
+/// What a kernel begins with. One thread of a block reads it: all threads of the grid would queue at its lines.
+struct Numbers {
+  std::uint64_t sent, received;  ///< batches
+  std::uint32_t failed;          ///< some rank is masked
+  std::uint32_t
+      stopped;  ///< Control::stopped: another block may write it meanwhile, so blocks look once
+};
+static_assert(sizeof(Numbers) <= kNumbersBytes);
+
+/// Reads the numbers; also a block_sync. `meanwhile` is what the other loads of the kernel's start are.
+template <class Meanwhile>
+MARROW_DEVICE Numbers read_numbers(Control* control, const std::uint64_t* sent,
+                                   const std::uint64_t* received, Meanwhile&& meanwhile) {
+  auto* shared = dynamic_shared<Numbers>();
+  const bool reads = thread_index() == block_size() - 1;
+  Numbers mine{};
+  if (reads) {
+    mine.sent = load_relaxed<Scope::device>(sent);
+    mine.received = load_relaxed<Scope::device>(received);
+    mine.failed = load_relaxed<Scope::device>(&control->any_failed) != 0;
+    mine.stopped = static_cast<std::uint32_t>(load_relaxed<Scope::device>(&control->stopped));
+  }
+  meanwhile();
+  if (reads) *shared = mine;
+  meet();
+  return *shared;
 }
+
+/// The last block that has read the numbers counts on; nobody waits for that, and the next kernel, which starts after this
+/// one, reads it. begin() after read_numbers, end() at the kernel's end, both by all threads (the block's last one acts).
+class Turn {
+ public:
+  explicit MARROW_DEVICE Turn(std::uint64_t* arrived) : arrived_(arrived) {
+    if (acts()) before_ = fetch_add_relaxed<Scope::device>(arrived, std::uint64_t{1});
+  }
+  template <class Last>
+  MARROW_DEVICE void end(Last&& last) {
+    if (!acts() || before_ + 1 != static_cast<std::uint64_t>(grid_size())) return;
+    store_relaxed<Scope::device>(arrived_, std::uint64_t{0});
+    last();
+  }
+
+ private:
+  static MARROW_DEVICE bool acts() { return thread_index() == block_size() - 1; }
+  std::uint64_t* arrived_;
+  std::uint64_t before_ = 0;  ///< blocks; not needed, so not waited for, before the end
+};
 
 /// Whether kernels may exchange nothing, for kernels without all_have_read: the same for all threads of the block.
 MARROW_DEVICE bool is_stopped(const Control* control) {

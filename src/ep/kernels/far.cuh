@@ -73,23 +73,23 @@ MARROW_DEVICE Status far_combine(const Run& r, const Gin<>& gin, int peer, const
   const int numbers = by_pair ? head->pairs : head->entries;
   Status status = Status::ok;
   for (int number = 0; number < numbers && status == Status::ok; ++number) {
-    int slot;
+    Origin origin;
     int column;
     std::int64_t row = -1;
     if (by_pair) {
       const Pair pair = r.table<Pair>(s.pairs)[number];
-      slot = pair.slot;
+      origin = pair.origin;
       column = pair.k;
       row = pair.row;
-      if (row <= -2) row = rows_of(record_at(r, 0, slot))[-2 - row];
+      if (row <= -2) row = rows_of(record_at(r, 0, origin))[-2 - row];
     } else {
-      slot = static_cast<int>(r.table<std::uint32_t>(s.list)[number]);
-      const std::byte* record = record_at(r, number, slot);
+      origin = r.table<Origin>(s.list)[number];
+      const std::byte* record = record_at(r, number, origin);
       column = reinterpret_cast<const Record*>(record)->ordinal;
       row = rows_of(record)[0];
     }
-    if (slot / s.tokens != peer) continue;
-    const std::uint64_t to = s.combine_at(r.set, slot % s.tokens, column);
+    if (origin.source() != peer) continue;
+    const std::uint64_t to = s.combine_at(r.set, origin.token(), column);
     if (a.from_rows && row >= 0) {
       status = gin.put(peer, r.window, to, a.source,
                        a.offset + static_cast<std::uint64_t>(row) * s.combine_stride,

@@ -16,8 +16,11 @@ inline namespace cpu_device {
 MARROW_DEVICE bool wait_for_list(const Run& r, int source, int token, List* list) {
   const std::byte* meta = r.local + r.s.meta_at(r.set, source);
   return wait_for_source(r, source,
-                         [&] { return look_at_list(r.s, meta, token, r.epoch, list); }) &&
-         token < list->tokens;
+                         [&] {
+                           return look_at_list(r.s, meta, token, r.epoch, list) ||
+                                  is_past(token, look_at_head(meta, r.epoch));
+                         }) &&
+         list->here;
 }
 
 /// Column of expert l: rows of it.
@@ -48,7 +51,8 @@ MARROW_DEVICE void place_column(const Run& r, std::uint32_t* memory, int column)
       const int slot = source * s.tokens + token;
       const bool fits = place < static_cast<std::uint32_t>(s.capacity);
       const std::int64_t row = fits ? static_cast<std::int64_t>(column) * s.capacity + place : -1;
-      auto* rows = reinterpret_cast<std::int32_t*>(record_at(r, 0, slot) + sizeof(Record));
+      auto* rows = reinterpret_cast<std::int32_t*>(record_at(r, 0, Origin::of(source, token)) +
+                                                   sizeof(Record));
       auto* weights = reinterpret_cast<float*>(rows + s.record_rows);
       const float mine = wait_for_weight(r, source, token, k);
       rows[order] = static_cast<std::int32_t>(row);
@@ -89,8 +93,8 @@ MARROW_DEVICE void place_entries(const Run& r, std::uint32_t* memory) {
           pairs + block_sum(memory, static_cast<std::uint32_t>(count), &total);
       pairs += total;
       if (count == 0) continue;
-      const int slot = source * s.tokens + token;
-      r.table<std::uint32_t>(s.list)[entry] = static_cast<std::uint32_t>(slot);
+      const Origin origin = Origin::of(source, token);
+      r.table<Origin>(s.list)[entry] = origin;
       if (s.rank_major) {
         struct At {
           int row;
@@ -98,7 +102,7 @@ MARROW_DEVICE void place_entries(const Run& r, std::uint32_t* memory) {
         };
         for (int k = 0; k < s.top_k; ++k)
           write_choice(
-              r, 0, slot, k, source * s.tokens + static_cast<int>(entry - before),
+              r, 0, origin, k, source * s.tokens + static_cast<int>(entry - before),
               [&](int choice) { return list.id(choice); },
               [](int) {
                 return At{0, -1};
@@ -106,17 +110,16 @@ MARROW_DEVICE void place_entries(const Run& r, std::uint32_t* memory) {
         continue;
       }
       int order = 0;
-      int ordinal = 0;
       for (int k = 0; k < s.top_k; ++k) {
         const int id = list.id(k);
         if (static_cast<unsigned>(id - s.first) < static_cast<unsigned>(s.local)) {
-          r.table<Pair>(s.pairs)[pair + static_cast<unsigned>(order)] = Pair{slot, k, -2 - order};
+          r.table<Pair>(s.pairs)[pair + static_cast<unsigned>(order)] = Pair{origin, k, -2 - order};
           ++order;
         }
-        ordinal += first_of_lower_rank(r, k, [&](int other) { return list.id(other); });
       }
-      *reinterpret_cast<Record*>(record_at(r, 0, slot)) = {
-          static_cast<std::int16_t>(count), static_cast<std::int16_t>(ordinal), slot, {}};
+      const int ordinal = lower_ranks(r, [&](int other) { return list.id(other); });
+      *reinterpret_cast<Record*>(record_at(r, 0, origin)) = {
+          static_cast<std::int16_t>(count), static_cast<std::int16_t>(ordinal), origin, {}};
     }
     if (s.rank_major && thread_index() == 0)
       r.table<std::int32_t>(s.counts)[source] = static_cast<std::int32_t>(entries - before);

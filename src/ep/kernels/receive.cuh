@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Receiving side of dispatch. Every block learns from the lists that arrive first which tokens chose which of our experts
-// (a bit each in shared memory), so that it can tell the place of any row: the number of bits before its own. Then its
-// workers take quads as they arrive, all outstanding ones of a thread being looked at in each turn, and write each to
-// the rows it belongs to. Sizes that do not fit into shared memory are placed by a kernel of their own (place.cuh).
+// Rows of dispatch, receiving side. A block takes entries b, b + blocks, ... of those that reach this rank, in about the order in which
+// they arrive; its workers take their quads, all outstanding ones of a thread being looked at in each turn, and write
+// each to the rows it belongs to.
 #pragma once
 
+#include "ep/kernels/placed.cuh"
 #include "ep/kernels/send.cuh"
 
 namespace marrow::ep {
@@ -14,319 +14,6 @@ inline namespace gpu_device {
 inline namespace cpu_device {
 #endif
 
-inline constexpr int kMaxIdCells = (kMaxTopK + kIdsPerCell - 1) / kIdsPerCell;
-
-/// One token's list, from its id cells.
-struct List {
-  Cell16 cell[kMaxIdCells];
-  std::int32_t tokens = 0;  ///< that the source has; the list is valid below it
-  MARROW_DEVICE int id(int k) const {
-    const std::uint32_t word = word_of(cell[k / kIdsPerCell], k % kIdsPerCell / 2);
-    return static_cast<std::int16_t>(word >> (k % 2 * 16));
-  }
-};
-
-/// One look. @return whether the list is complete, or the source has fewer tokens
-MARROW_DEVICE bool look_at_list(const Shape& s, const std::byte* meta, int token,
-                                std::uint32_t epoch, List* list) {
-  const Cell16 head = load_cell(meta);
-  const std::byte* ids = meta + 16 + static_cast<std::uint64_t>(token) * s.id_cells * 16;
-  bool here = true;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-  for (int c = 0; c < kMaxIdCells; ++c) {
-    if (c < s.id_cells) {
-      list->cell[c] = load_cell(ids + c * 16);
-      here &= mark_of(list->cell[c]) == epoch;
-    }
-  }
-  if (mark_of(head) != epoch) return false;
-  list->tokens = static_cast<std::int32_t>(word_of(head, 2));
-  return here || token >= list->tokens;
-}
-
-/// The weight of a choice, waited for; 0 if it does not come: its source is given up then.
-MARROW_DEVICE float wait_for_weight(const Run& r, int source, int token, int k) {
-  const Shape& s = r.s;
-  const std::byte* at_cell = r.local + s.meta_at(r.set, source) + 16 +
-                             (static_cast<std::uint64_t>(s.tokens) * s.id_cells +
-                              static_cast<std::uint64_t>(token) * s.weight_cells +
-                              static_cast<unsigned>(k / kWeightsPerCell)) *
-                                 16;
-  float weight = 0;
-  const auto look = [&] {
-    const Cell16 cell = load_cell(at_cell);
-    const int x = k % kWeightsPerCell;
-    weight = float_of(x == 0 ? word_of(cell, 0) : x == 1 ? word_of(cell, 1) : word_of(cell, 2));
-    return mark_of(cell) == r.epoch;
-  };
-  if (look()) return weight;
-  const Status status = wait_until(r.comm, r.time_left(), look);
-  if (status == Status::ok) return weight;
-  r.set_failed(source, status);
-  return 0.0f;
-}
-
-/// What a block knows about rows: in its shared memory, or in the handle's records.
-struct Placed {
-  std::uint32_t* masks;
-  std::uint32_t* prefixes;
-  std::int16_t* ids;
-  std::uint32_t* list;
-  int entries;
-};
-
-/// Number of the row in its column. word: of the source's first mask word.
-MARROW_DEVICE int row_in_column(const Shape& s, const Placed& p, int column, int source,
-                                int token) {
-  const int word = column * s.ranks * s.mask_words + source * s.mask_words + token / 32;
-  return static_cast<int>(p.prefixes[word]) +
-         count_lanes(p.masks[word] & ((1u << (token % 32)) - 1));
-}
-
-/// The k-th candidate for an output row of the slot; -1: none, or it did not fit.
-MARROW_DEVICE std::int32_t row_of(const Run& r, const Placed& p, int slot, int k) {
-  const Shape& s = r.s;
-  if (!s.place_in_block) {
-    const std::byte* record = record_at(r, 0, slot);
-    return k < reinterpret_cast<const Record*>(record)->count
-               ? reinterpret_cast<const std::int32_t*>(record + sizeof(Record))[k]
-               : -1;
-  }
-  const int source = slot / s.tokens;
-  const int token = slot - source * s.tokens;
-  if (s.rank_major) {
-    const int first = static_cast<int>(p.prefixes[source * s.mask_words]);
-    return k == 0 ? source * s.tokens + row_in_column(s, p, 0, source, token) - first : -1;
-  }
-  const int column = p.ids[slot * s.top_k + k] - s.first;
-  if (static_cast<unsigned>(column) >= static_cast<unsigned>(s.local)) return -1;
-  const int row = row_in_column(s, p, column, source, token);
-  return row < s.capacity ? column * s.capacity + row : -1;
-}
-
-/// Writes the slot's output rows to `rows`. All lanes of a worker call. @return how many there are
-MARROW_DEVICE int find_rows(const Run& r, const Placed& p, int slot, int lane, std::int32_t* rows) {
-  if constexpr (kWarpQuads) {
-    const std::int32_t row = lane < r.s.top_k && slot >= 0 ? row_of(r, p, slot, lane) : -1;
-    const std::uint32_t found = warp_ballot(0xffffffffu, row >= 0);
-    if (row >= 0) rows[count_lanes(found & ((1u << lane) - 1))] = row;
-    return count_lanes(found);
-  } else {
-    int count = 0;
-    for (int k = 0; slot >= 0 && k < r.s.top_k; ++k) {
-      const std::int32_t row = row_of(r, p, slot, k);
-      if (row >= 0) rows[count++] = row;
-    }
-    return count;
-  }
-}
-
-/// Whether choice k is the first one of a rank below ours: those count up to our ordinal.
-MARROW_DEVICE bool first_of_lower_rank(const Run& r, int k, const auto& id_of) {
-  const Shape& s = r.s;
-  const int id = id_of(k);
-  if (id < 0 || id >= s.first) return false;
-  const int rank = rank_of_expert(s, r.local, id);
-  MARROW_EP_ROLLED
-  for (int other = 0; other < k; ++other) {
-    const int earlier = id_of(other);
-    if (earlier >= 0 && rank_of_expert(s, r.local, earlier) == rank) return false;
-  }
-  return true;
-}
-
-/// Choice k of an entry (a token that reached us) in the handle's tables; k == 0 writes what is the entry's own.
-/// @param rank_major_row  its row, or -1 in expert-major
-/// @param place           place(column) gives {row in the expert, number of the pair or -1}
-MARROW_DEVICE void write_choice(const Run& r, int entry, int slot, int k, int rank_major_row,
-                                const auto& id_of, const auto& place) {
-  const Shape& s = r.s;
-  const int source = slot / s.tokens;
-  const int token = slot - source * s.tokens;
-  const auto ours = [&](int choice) {
-    return static_cast<unsigned>(id_of(choice) - s.first) < static_cast<unsigned>(s.local);
-  };
-  std::byte* bytes = record_at(r, entry, slot);
-  auto* rows = reinterpret_cast<std::int32_t*>(bytes + sizeof(Record));
-  const bool mine = ours(k);
-  float weight = 0;
-  if (mine) weight = wait_for_weight(r, source, token, k);
-  const int column = id_of(k) - s.first;
-  if (s.rank_major) {
-    const std::uint64_t at_choice = static_cast<std::uint64_t>(rank_major_row) * s.top_k + k;
-    r.table<std::int32_t>(s.expert_ids)[at_choice] = mine ? column : -1;
-    r.table<float>(s.weights)[at_choice] = weight;
-  } else if (mine) {
-    int order = 0;  // among our experts
-    MARROW_EP_ROLLED
-    for (int other = 0; other < k; ++other) order += ours(other);
-    const auto [row, pair] = place(column);
-    const std::int64_t out =
-        row < s.capacity ? static_cast<std::int64_t>(column) * s.capacity + row : -1;
-    rows[order] = static_cast<std::int32_t>(out);
-    reinterpret_cast<float*>(rows + s.record_rows)[order] = weight;
-    if (pair >= 0) r.table<Pair>(s.pairs)[pair] = Pair{slot, k, out};
-    if (out >= 0) {
-      r.table<std::int32_t>(s.source)[out] = slot;
-      r.table<float>(s.weights)[out] = weight;
-    }
-  }
-  if (k != 0) return;
-  int count = 0;
-  int ordinal = 0;
-  MARROW_EP_ROLLED
-  for (int other = 0; other < s.top_k; ++other) {
-    count += ours(other);
-    ordinal += first_of_lower_rank(r, other, id_of);
-  }
-  if (s.rank_major) {
-    rows[0] = rank_major_row;
-    count = 1;
-    r.table<std::int32_t>(s.source)[rank_major_row] = slot;
-  }
-  *reinterpret_cast<Record*>(bytes) = {
-      static_cast<std::int16_t>(count), static_cast<std::int16_t>(ordinal), slot, {}};
-}
-
-/// Fills the masks from the lists of all sources, and what follows from them.
-MARROW_DEVICE Placed place_in_block(const Run& r, int block, int blocks) {
-  const Shape& s = r.s;
-  const PlaceMemory m = place_memory(s, block_size() / kQuadLanes);
-  const int slots = s.rows_per_batch();
-  const int words = s.ranks * s.mask_words;
-  const int columns = columns_of(s);
-  const int any_count = any_words(s);
-  std::uint32_t* any = dynamic_shared<std::uint32_t>(m.any);
-  std::uint32_t* any_prefix = dynamic_shared<std::uint32_t>(m.any_prefix);
-  std::uint32_t* counts = dynamic_shared<std::uint32_t>(m.counts);
-  const Placed p{dynamic_shared<std::uint32_t>(m.masks), dynamic_shared<std::uint32_t>(m.prefixes),
-                 dynamic_shared<std::int16_t>(m.ids), dynamic_shared<std::uint32_t>(m.list), 0};
-  for (int i = thread_index(); i < static_cast<int>((m.prefixes - m.masks) / 4); i += block_size())
-    p.masks[i] = 0;  // masks and any
-  meet();
-  std::uint64_t since = now_ns();  // before, others were waited for
-  MARROW_EP_ROLLED
-  for (int slot = thread_index(); slot < slots; slot += block_size()) {
-    const int source = slot / s.tokens;
-    const int token = slot - source * s.tokens;
-    if (r.is_failed(source)) continue;
-    const std::byte* meta = r.local + s.meta_at(r.set, source);
-    List list;
-    const bool in_time =
-        wait_for_source(r, source, [&] { return look_at_list(s, meta, token, r.epoch, &list); });
-    if (token == 0 && block == 0) since = r.note_wait(0, source, since);
-    if (!in_time || token >= list.tokens) continue;
-    bool ours = false;
-    MARROW_EP_ROLLED
-    for (int k = 0; k < s.top_k; ++k) {
-      const int id = list.id(k);
-      const int column = id - s.first;
-      p.ids[slot * s.top_k + k] = static_cast<std::int16_t>(id);
-      if (static_cast<unsigned>(column) >= static_cast<unsigned>(s.local)) continue;
-      ours = true;
-      if (!s.rank_major)
-        add_shared(&p.masks[column * words + source * s.mask_words + token / 32],
-                   1u << (token % 32));
-    }
-    if (!ours) continue;
-    if (s.rank_major) add_shared(&p.masks[source * s.mask_words + token / 32], 1u << (token % 32));
-    const int bit = token * s.ranks + source;  // rows arrive in about this order
-    add_shared(&any[bit / 32], 1u << (bit % 32));
-  }
-  meet();
-  MARROW_EP_ROLLED
-  for (int i = thread_index(); i < columns * words + any_count; i += block_size()) {
-    const bool of_any = i >= columns * words;
-    const int word = of_any ? i - columns * words : i % words;
-    const std::uint32_t* mask = of_any ? any : p.masks + (i - word);
-    std::uint32_t sum = 0;
-    MARROW_EP_ROLLED
-    for (int w = 0; w < word; ++w) sum += static_cast<std::uint32_t>(count_lanes(mask[w]));
-    (of_any ? any_prefix : p.prefixes + (i - word))[word] = sum;
-    if (!of_any && word == words - 1)
-      counts[i / words] = sum + static_cast<std::uint32_t>(count_lanes(mask[word]));
-  }
-  meet();
-  Placed result = p;
-  result.entries = static_cast<int>(any_prefix[any_count - 1]) + count_lanes(any[any_count - 1]);
-  MARROW_EP_ROLLED
-  for (int bit = thread_index(); bit < slots; bit += block_size()) {
-    const std::uint32_t word = any[bit / 32];
-    if (!(word >> (bit % 32) & 1)) continue;
-    const int source = bit % s.ranks;
-    const int token = bit / s.ranks;
-    p.list[any_prefix[bit / 32] +
-           static_cast<unsigned>(count_lanes(word & ((1u << (bit % 32)) - 1)))] =
-        static_cast<std::uint32_t>(source * s.tokens + token);
-  }
-  std::uint32_t* bases = dynamic_shared<std::uint32_t>(m.bases);  // rows of lower experts
-  MARROW_EP_ROLLED
-  for (int l = thread_index(); l < columns; l += block_size()) {
-    std::uint32_t sum = 0;
-#if defined(__CUDACC__)
-#pragma unroll 8
-#endif
-    for (int lower = 0; lower < l; ++lower) sum += counts[lower];
-    bases[l] = sum;
-  }
-  meet();
-  // The handle's tables: block 0 the totals, every block its share of the entries.
-  if (block == 0) {
-    auto* out = r.table<std::int32_t>(s.counts);
-    if (s.rank_major) {
-      for (int r = thread_index(); r < s.ranks; r += block_size()) {
-        const std::uint32_t end = r + 1 < s.ranks ? p.prefixes[(r + 1) * s.mask_words] : counts[0];
-        out[r] = static_cast<std::int32_t>(end - p.prefixes[r * s.mask_words]);
-      }
-    } else {
-      MARROW_EP_ROLLED
-      for (int l = thread_index(); l < columns; l += block_size()) {
-        const int n = static_cast<int>(counts[l]);
-        out[l] = n < s.capacity ? n : s.capacity;
-        if (n > s.capacity)
-          add_relaxed<Scope::device>(&r.control()->overflow,
-                                     static_cast<std::uint64_t>(n - s.capacity));
-      }
-    }
-    if (thread_index() == 0) {
-      auto* head = r.table<HandleHead>(0);
-      head->entries = result.entries;
-      head->pairs = s.rank_major || columns == 0
-                        ? 0
-                        : static_cast<std::int32_t>(bases[columns - 1] + counts[columns - 1]);
-    }
-    MARROW_EP_ROLLED
-    for (int e = thread_index(); e < result.entries; e += block_size())
-      r.table<std::uint32_t>(s.list)[e] = p.list[e];
-  }
-  // By the last threads: the first warps' rows come first.
-  const int mine = result.entries > block ? (result.entries - block + blocks - 1) / blocks : 0;
-  for (int i = block_size() - 1 - thread_index(); i < mine * s.top_k; i += block_size()) {
-    const int e = i / s.top_k;
-    const int slot = static_cast<int>(p.list[block + e * blocks]);
-    const int source = slot / s.tokens;
-    const int token = slot - source * s.tokens;
-    int row = -1;
-    if (s.rank_major)
-      row = source * s.tokens + row_in_column(s, p, 0, source, token) -
-            static_cast<int>(p.prefixes[source * s.mask_words]);
-    struct At {
-      int row;
-      int pair;
-    };
-    write_choice(
-        r, block + e * blocks, slot, i - e * s.top_k, row,
-        [&](int k) { return static_cast<int>(p.ids[slot * s.top_k + k]); },
-        [&](int column) {
-          const int in_column = row_in_column(s, p, column, source, token);
-          return At{in_column, static_cast<int>(bases[column]) + in_column};
-        });
-  }
-  return result;
-}
-
 /// Index of a row's scale word in the output.
 MARROW_DEVICE std::uint64_t scale_at(const Shape& s, std::int64_t row, int word) {
   const auto at_row = static_cast<std::uint64_t>(row);
@@ -335,22 +22,20 @@ MARROW_DEVICE std::uint64_t scale_at(const Shape& s, std::int64_t row, int word)
   return (at_row / rows * s.scale_words + word) * rows + at_row % rows;
 }
 
-/// Writes one data cell of a row where it belongs.
-MARROW_DEVICE void write_data(const Shape& s, const DispatchArgs& a, std::int64_t row, int index,
-                              const Words16& v) {
-  if (index < s.row_cells) {
-    store_wide(a.out_rows + static_cast<std::uint64_t>(row) * s.row_cells * 16 +
-                   static_cast<std::uint64_t>(index) * 16,
-               v);
-    return;
-  }
-  // Opaque scales: words, since a row of them need not start at 16 bytes.
+/// Writes one cell of opaque scales: words, since a row of them need not start at 16 bytes.
+MARROW_DEVICE void write_opaque_scales(const Shape& s, const DispatchArgs& a, std::int64_t row,
+                                       int index, const Words16& v) {
   const int first = (index - s.row_cells) * 4;
   for (int i = 0; i < 4 && first + i < s.scale_words; ++i)
     reinterpret_cast<std::uint32_t*>(a.out_scales)[scale_at(s, row, first + i)] = v.word[i];
 }
 
-/// Writes a quad's four fp8 scales.
+/// Whether the four scales of a fp8 quad are 16 bytes that can be stored at once.
+MARROW_DEVICE bool has_wide_scales(const Shape& s, const DispatchArgs& a) {
+  return !s.packed && !s.column_major && s.scale_words % 4 == 0 &&
+         (reinterpret_cast<std::uintptr_t>(a.out_scales) & 15) == 0;
+}
+/// ... and if not.
 MARROW_DEVICE void write_scales(const Shape& s, const DispatchArgs& a, std::int64_t row, int quad,
                                 const Words16& v) {
   auto* out = reinterpret_cast<std::uint32_t*>(a.out_scales);
@@ -360,141 +45,234 @@ MARROW_DEVICE void write_scales(const Shape& s, const DispatchArgs& a, std::int6
     out[scale_at(s, row, quad)] = word;
     return;
   }
-  if (!s.column_major && s.scale_words % 4 == 0 &&
-      (reinterpret_cast<std::uintptr_t>(out) & 15) == 0) {
-    store_wide(out + scale_at(s, row, quad * 4), v);
-    return;
-  }
   for (int g = 0; g < 4 && quad * 4 + g < s.scale_words; ++g)
     out[scale_at(s, row, quad * 4 + g)] = v.word[g];
 }
 
-/// The rows: workers of all receiving blocks take (entry, quad) in turn, several at once. One copy of the code writes
-/// them all: the kernel runs through it about once, so its size is time.
+/// Items (entry, quad) of a worker, in flight together.
+constexpr int kItems = kWarpQuads ? kItemsAtOnce : 1;
+struct Items {
+  const std::byte* from[kItems];  ///< the quad's first cell
+  std::uint32_t what[kItems];     ///< entry (of the block's at hand) << 16 | quad
+  std::uint32_t missing = 0;      ///< bit u: item u is not written yet
+};
+struct CellsOfItem {
+  Cell16 cell[kCellsPerLane];
+};
+
+/// What a block's workers know of its entries at hand.
+struct Entries {
+  const std::int32_t* rows;  ///< [entry][record_rows], count of them
+  const int* counts;
+  const Origin* origins;
+};
+
+/// Who loads the extra cell of item u: raw rows need it in all lanes; the scales of fp8 rows are written by lane u.
 template <bool kFp8>
-MARROW_DEVICE void receive_rows(const Run& r, const DispatchArgs& a, const Placed& p, int block,
-                                int blocks) {
+MARROW_DEVICE bool has_extra(int u, int lane) {
+  return !kFp8 || lane == (kWarpQuads ? u : 0);
+}
+
+/// Cells to the extra cell from a quad's first one.
+MARROW_DEVICE std::uint64_t to_extra(const Shape& s, int quad) {
+  return static_cast<std::uint64_t>(s.data_cells + quad - quad * kQuadCells) * 16;
+}
+
+/// Takes what came of a worker's items: of those whose cells all lanes have. @param lost  not ok: what is missing counts as
+/// zeros  @return whether all did
+template <bool kFp8>
+MARROW_DEVICE bool take_items(const Run& r, const DispatchArgs& a, Items& items,
+                              const Entries& entries, int lane, Status lost) {
   const Shape& s = r.s;
-  constexpr int kAtOnce = kWarpQuads ? kItemsAtOnce : 1;
-  std::byte* local = r.local;
-  const int lane = thread_index() % kQuadLanes;
-  const int per_block = block_size() / kQuadLanes;
-  std::int32_t* rows = dynamic_shared<std::int32_t>(place_memory(s, per_block).rows) +
-                       thread_index() / kQuadLanes * kAtOnce * s.top_k;
-  // Neighbouring quads to different blocks: all start with what arrives first.
-  Walk walk(thread_index() / kQuadLanes * blocks + block, per_block * blocks, s.quads);
-  while (walk.number < p.entries) {
-    std::byte* from[kAtOnce];
-    int quad[kAtOnce];
-    int source[kAtOnce];
-    int count[kAtOnce];
-    std::uint32_t missing = 0;  // bit u: this lane's part of item u is not written yet
-    if constexpr (kWarpQuads) warp_sync(0xffffffffu);  // the last round's rows were used
+  CellsOfItem cells[kItems];
+  Cell16 extra[kFp8 ? 1 : kItems] = {};
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-    for (int u = 0; u < kAtOnce; ++u) {
-      quad[u] = walk.quad;
-      const int slot = walk.number < p.entries ? static_cast<int>(p.list[walk.number]) : -1;
-      walk.next();
-      source[u] = slot < 0 ? 0 : slot / s.tokens;
-      from[u] = local + s.row_at(r.set, source[u], slot < 0 ? 0 : slot - source[u] * s.tokens);
-      if (slot >= 0) missing |= 1u << u;
-      count[u] = find_rows(r, p, slot, lane, rows + u * s.top_k);
+  for (int u = 0; u < kItems; ++u) {
+    if (!(items.missing >> u & 1)) continue;
+    const int quad = static_cast<int>(items.what[u] & 0xffff);
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int c = 0; c < kCellsPerLane; ++c) {
+      const int in_quad = c * kQuadLanes + lane;
+      cells[u].cell[c] = {};
+      if (quad * kQuadCells + in_quad < s.data_cells)
+        cells[u].cell[c] = load_cell(items.from[u] + in_quad * 16);
     }
-    if constexpr (kWarpQuads) warp_sync(0xffffffffu);
-    Status lost = Status::ok;  // else: what is missing counts as zeros
-    const auto turn = [&] {
-      Cell16 cell[kAtOnce][kCellsPerLane];
-      Cell16 extra[kAtOnce] = {};
-      std::uint32_t here = 0;
+    if (has_extra<kFp8>(u, lane))
+      extra[kFp8 ? 0 : u] = load_cell(items.from[u] + to_extra(s, quad));
+  }
+  std::uint32_t here = 0;
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-      for (int u = 0; u < kAtOnce; ++u) {
+  for (int u = 0; u < kItems; ++u) {
+    bool all = kFp8 ? !has_extra<kFp8>(u, lane) || mark_of(extra[0]) != kSentinel
+                    : mark_of(extra[kFp8 ? 0 : u]) == r.epoch;
+    for (int c = 0; c < kCellsPerLane; ++c) all &= mark_of(cells[u].cell[c]) != kSentinel;
+    if (all) here |= 1u << u;
+  }
+  here &= items.missing;
+  if constexpr (kWarpQuads) here = warp_and(here);
+  if (lost != Status::ok) here = items.missing;
+  items.missing &= ~here;
+  // One copy of the code that writes: the kernel runs through it about once, so its size is time.
+  MARROW_EP_ROLLED
+  while (here) {
+    const int u = lowest_lane(here);
+    here &= here - 1;
+    CellsOfItem taken;
+    Cell16 more;
+    const std::byte* from;
+    std::uint32_t what;
+    pick(taken, cells, u);
+    pick(more, extra, kFp8 ? 0 : u);
+    pick(from, items.from, u);
+    pick(what, items.what, u);
+    auto* to = const_cast<std::byte*>(from);
+    const int e = static_cast<int>(what >> 16);
+    const int quad = static_cast<int>(what & 0xffff);
+    const int first = quad * kQuadCells + lane;
+    const bool scales = kFp8 && lane == (kWarpQuads ? u : 0);
+    Words16 v[kCellsPerLane];
+    Words16 w = words_of(more);
+    for (int c = 0; c < kCellsPerLane; ++c) v[c] = words_of(taken.cell[c]);
+    if (lost != Status::ok) {
+      r.set_failed(entries.origins[e].source(), lost);
+      w = {};
+      for (int c = 0; c < kCellsPerLane; ++c) v[c] = {};
+    } else {
+      for (int c = 0; c < kCellsPerLane; ++c) {
+        if constexpr (!kFp8) v[c].word[3] |= w.word[2] >> (c * kQuadLanes + lane) & 1;
+        if (first + c * kQuadLanes < s.data_cells)
+          store_cell(to + (c * kQuadLanes + lane) * 16, sentinel_cell());
+      }
+      if (scales) store_cell(to + to_extra(s, quad), sentinel_cell());
+    }
+    const int n = entries.counts[e];
+    const std::int32_t* rows = entries.rows + e * s.record_rows;
+    const auto row_bytes = static_cast<std::uint32_t>(s.row_cells) * 16;
+    std::byte* out = a.out_rows + static_cast<std::uint32_t>(first) * 16;
+    const bool wide_scales = kFp8 && has_wide_scales(s, a);
+    std::byte* out_scales = a.out_scales + static_cast<std::uint32_t>(quad) * 16;
+    const auto scales_bytes = static_cast<std::uint32_t>(s.scale_words) * 4;
+    MARROW_EP_ROLLED
+    for (int i = 0; i < n; i += 4) {
+      const Words16 four = load_words(reinterpret_cast<const std::byte*>(rows + i));
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int x = 0; x < 4; ++x) {
+        if (i + x >= n) continue;
+        const std::uint64_t row = four.word[x];
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
         for (int c = 0; c < kCellsPerLane; ++c) {
-          const int index = quad[u] * kQuadCells + c * kQuadLanes + lane;
-          cell[u][c] = {};
-          if ((missing >> u & 1) && index < s.data_cells)
-            cell[u][c] = load_cell(from[u] + static_cast<std::uint64_t>(index) * 16);
-        }
-        if ((missing >> u & 1) && (!kFp8 || lane == 0))
-          extra[u] = load_cell(from[u] + static_cast<std::uint64_t>(s.data_cells + quad[u]) * 16);
-      }
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-      for (int u = 0; u < kAtOnce; ++u) {
-        bool all = kFp8 ? mark_of(extra[u]) != kSentinel : mark_of(extra[u]) == r.epoch;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-        for (int c = 0; c < kCellsPerLane; ++c) all &= mark_of(cell[u][c]) != kSentinel;
-        if (all || lost != Status::ok) here |= 1u << u;
-      }
-      here &= missing;
-#if defined(__CUDACC__)
-#pragma unroll 1
-#endif
-      while (here) {
-        const int u = lowest_lane(here);
-        here &= here - 1;
-        missing &= ~(1u << u);
-        Words16 v[kCellsPerLane];
-        Words16 w = words_of(extra[0]);
-        std::byte* to = from[0];
-        int q = quad[0];
-        int n = count[0];
-        int owner = source[0];
-        for (int c = 0; c < kCellsPerLane; ++c) v[c] = words_of(cell[0][c]);
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-        for (int other = 1; other < kAtOnce; ++other) {
-          if (other != u) continue;
-          w = words_of(extra[other]);
-          to = from[other];
-          q = quad[other];
-          n = count[other];
-          owner = source[other];
-          for (int c = 0; c < kCellsPerLane; ++c) v[c] = words_of(cell[other][c]);
-        }
-        if (lost != Status::ok) {
-          r.set_failed(owner, lost);
-          w = {};
-          for (int c = 0; c < kCellsPerLane; ++c) v[c] = {};
-        } else {
-          for (int c = 0; c < kCellsPerLane; ++c) {
-            const int index = q * kQuadCells + c * kQuadLanes + lane;
-            if constexpr (!kFp8) v[c].word[3] |= w.word[2] >> (c * kQuadLanes + lane) & 1;
-            if (index < s.data_cells)
-              store_cell(to + static_cast<std::uint64_t>(index) * 16, sentinel_cell());
+          const int index = first + c * kQuadLanes;
+          if (index < s.row_cells) {
+            store_wide(out + row * row_bytes + c * kQuadLanes * 16, v[c]);
+          } else if (!kFp8 && index < s.data_cells) {
+            write_opaque_scales(s, a, static_cast<std::int64_t>(row), index, v[c]);
           }
-          if (kFp8 && lane == 0)
-            store_cell(to + static_cast<std::uint64_t>(s.data_cells + q) * 16, sentinel_cell());
         }
-#if defined(__CUDACC__)
-#pragma unroll 1
-#endif
-        for (int i = 0; i < n; ++i) {
-          const std::int64_t row = rows[u * s.top_k + i];
-          for (int c = 0; c < kCellsPerLane; ++c) {
-            const int index = q * kQuadCells + c * kQuadLanes + lane;
-            if (index < s.data_cells) write_data(s, a, row, index, v[c]);
-          }
-          if (kFp8 && lane == 0) write_scales(s, a, row, q, w);
-        }
+        if (scales && wide_scales) store_wide(out_scales + row * scales_bytes, w);
       }
-      return missing == 0;
-    };
-    for (;;) {
-      const Status status = wait_until(r.comm, r.time_left(), turn);
-      if (status == Status::ok) break;
-      lost = status;
     }
+    if constexpr (kFp8) {
+      if (!scales || wide_scales) continue;
+      MARROW_EP_ROLLED
+      for (int i = 0; i < n; ++i) write_scales(s, a, rows[i], quad, w);
+    }
+  }
+  return items.missing == 0;
+}
+
+/// The block's n entries at hand.
+template <bool kFp8>
+MARROW_DEVICE void receive_entries(const Run& r, const DispatchArgs& a, const Entries& entries,
+                                   int n, int worker, int workers) {
+  const Shape& s = r.s;
+  const int lane = thread_index() % kQuadLanes;
+  Walk walk(worker, workers, s.quads, s.by_quads);
+  MARROW_EP_ROLLED
+  while (walk.number < n) {
+    Items items;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int u = 0; u < kItems; ++u, walk.next()) {
+      items.from[u] = nullptr;
+      items.what[u] = 0;
+      if (walk.number >= n) continue;
+      const Origin origin = entries.origins[walk.number];
+      items.from[u] = r.local + s.row_at(r.set, origin.source(), origin.token()) +
+                      static_cast<std::uint32_t>(walk.quad) * (kQuadCells * 16);
+      items.what[u] =
+          static_cast<std::uint32_t>(walk.number) << 16 | static_cast<std::uint32_t>(walk.quad);
+      items.missing |= 1u << u;
+    }
+    Status lost = Status::ok;
+    for (std::uint32_t turns = 1; !take_items<kFp8>(r, a, items, entries, lane, lost); ++turns) {
+      relax(turns);
+      if (turns % kLooksAtOnce == 0) lost = common_impatience(r);
+    }
+  }
+}
+
+/// Everything of dispatch's receiving side, by `blocks` blocks.
+template <bool kFp8>
+MARROW_DEVICE void receive_dispatch(const Run& r, const DispatchArgs& a, int block, int blocks) {
+  const Shape& s = r.s;
+  const PlaceMemory m = place_memory(s);
+  const int workers = block_size() / kQuadLanes;
+  const int worker = thread_index() / kQuadLanes;
+  const int lane = thread_index() % kQuadLanes;
+  Placed p{};
+  if (s.place_in_block) {
+    p = place_in_block(r, block);
+  } else {
+    p.entries = r.table<HandleHead>(0)->entries;
+    p.list = r.table<Origin>(s.list);
+  }
+  // Large blocks leave the tables to their last warp, so that no row waits for them.
+  const bool apart = kWarpQuads && s.place_in_block && workers >= kTableWorkers;
+  const int me = apart ? lane : thread_index();
+  const int table_threads = apart ? kQuadLanes : block_size();
+  const bool tables = s.place_in_block && (!apart || worker == workers - 1);
+  const int mine = p.entries > block ? (p.entries - block + blocks - 1) / blocks : 0;
+  const Entries entries{dynamic_shared<std::int32_t>(m.rows),
+                        dynamic_shared<int>(m.counts_of_entries),
+                        dynamic_shared<Origin>(m.origins)};
+  if (s.place_in_block && !apart) {
+    find_bases(s, p);
+    meet();
+  }
+  MARROW_EP_ROLLED
+  for (int from = 0; from < mine; from += kEntriesAtOnce) {
+    const int n = mine - from < kEntriesAtOnce ? mine - from : kEntriesAtOnce;
+    if (from > 0) meet();  // the last entries' rows were used
+    MARROW_EP_ROLLED
+    for (int e = worker; e < n; e += workers) {
+      const Origin origin = p.list[block + (from + e) * blocks];
+      const int count =
+          find_rows(r, p, origin, lane, dynamic_shared<std::int32_t>(m.rows) + e * s.record_rows);
+      if (lane != 0) continue;
+      dynamic_shared<int>(m.counts_of_entries)[e] = count;
+      dynamic_shared<Origin>(m.origins)[e] = origin;
+    }
+    meet();
+    note(Point::rows_found);
+    if (tables && apart && from == 0) find_bases(s, p);
+    if (tables) write_tables(r, p, block + from * blocks, blocks, n, me, table_threads);
+    if (!apart || worker < workers - 1)
+      receive_entries<kFp8>(r, a, entries, n, worker, apart ? workers - 1 : workers);
+  }
+  if (tables && block == 0) {
+    if (mine == 0 && apart) find_bases(s, p);
+    write_totals(r, p, me, table_threads);
   }
 }
 
@@ -518,8 +296,9 @@ MARROW_DEVICE void stop_dispatch(const Run& r, const DispatchArgs& a, bool sends
   if (thread_index() == 0) head->entries = head->pairs = 0;
 }
 
-/// dispatch_send, dispatch_receive, or both, by the numbers of blocks in the arguments.
-template <bool kFp8>
+/// dispatch_send, dispatch_receive, or both, by the numbers of blocks in the arguments. kApart: both, and no block does
+/// both; then lists go from the blocks that send no rows.
+template <bool kFp8, bool kApart>
 MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
     dispatch_kernel(const MARROW_GRID_CONSTANT DeviceCommunicator comm,
                     const MARROW_GRID_CONSTANT WindowHandle window,
@@ -527,50 +306,59 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
   await_previous_kernel();
   let_next_kernel_start();
   const std::uint64_t start = now_ns();
+  note(Point::begun);
   auto* control = at<Control>(window.local, s.control);
   const int block = block_index();
   const bool sends = block < a.send_blocks;
-  const bool receives = block >= a.receive_from;
-  const std::uint64_t sent = load_relaxed<Scope::device>(&control->dispatch_sent);
-  const std::uint64_t received = load_relaxed<Scope::device>(&control->dispatch_received);
-  const bool failed = load_relaxed<Scope::device>(&control->any_failed) != 0;
-  const std::uint64_t stopped = load_relaxed<Scope::device>(&control->stopped);
-  First first;
-  if (sends) load_first<kFp8>(s, a, block, a.send_blocks, &first);
-  const bool any_send = a.send_blocks > 0;
-  const bool any_receive = a.receive_from < grid_size();
-  const bool invalid = out_of_turn(s, sent, received, any_send, any_receive);
-  const Status stop =
-      all_have_read(&control->arrived[0], sent ^ received ^ (failed ? 1 : 0), stopped, [&] {
-        if (any_send) store_relaxed<Scope::device>(&control->dispatch_sent, sent + 1);
-        if (any_receive) {
-          store_relaxed<Scope::device>(&control->dispatch_received, received + 1);
-          add_relaxed<Scope::device>(&control->dispatches, 1);
-        }
-        if (invalid) stop_as_invalid(control);
+  const bool receives = kApart ? !sends : block >= a.receive_from;
+  const bool any_send = kApart || a.send_blocks > 0;
+  const bool any_receive = kApart || a.receive_from < grid_size();
+  const int list_block = kApart ? block - a.send_blocks : block;
+  const int list_blocks = kApart ? grid_size() - a.send_blocks : a.send_blocks;
+  FirstChoice choice;
+  QuadInput input[kQuadsAtOnce];
+  const Numbers now =
+      read_numbers(control, &control->dispatch_sent, &control->dispatch_received, [&] {
+        if (!any_send) return;
+        const std::int32_t tokens = tokens_of(s, a);
+        choice = load_first_choice(s, a, tokens, sends ? block : list_block,
+                                   sends ? a.send_blocks : list_blocks);
+        if (kApart && sends) load_first_quads<kFp8>(s, a, tokens, block, a.send_blocks, input);
       });
-  if (invalid || stop != Status::ok) {
-    stop_dispatch(Run(comm, window, s, a.handle, sent, start, failed), a, sends, receives);
-    note_times(a.times, start);
-    return;
-  }
-  if (sends) {
-    const Run r(comm, window, s, a.handle, sent, start, failed);
-    send_dispatch<kFp8>(r, a, block, a.send_blocks, first);
-    meet();  // shared memory changes its use
-  }
-  if (receives) {
-    const Run r(comm, window, s, a.handle, received, call_start(s, control, start), failed);
-    const int blocks = grid_size() - a.receive_from;
-    Placed p{};
-    if (s.place_in_block) {
-      p = place_in_block(r, block - a.receive_from, blocks);
-    } else {
-      p.entries = r.table<HandleHead>(0)->entries;
-      p.list = r.table<std::uint32_t>(s.list);
+  note(Point::numbers_read);
+  const bool invalid = out_of_turn(s, now.sent, now.received, any_send, any_receive);
+  Turn turn(&control->arrived[0]);
+  const auto count_on = [&] {
+    if (any_send) store_relaxed<Scope::device>(&control->dispatch_sent, now.sent + 1);
+    if (any_receive) {
+      store_relaxed<Scope::device>(&control->dispatch_received, now.received + 1);
+      add_relaxed<Scope::device>(&control->dispatches, 1);
     }
-    receive_rows<kFp8>(r, a, p, block - a.receive_from, blocks);
+    if (invalid) stop_as_invalid(control);
+  };
+  const Run out(comm, window, s, a.handle, now.sent, start, now.failed != 0);
+  if (invalid || now.stopped) {
+    stop_dispatch(out, a, sends, receives);
+  } else {
+    if (kApart ? !sends : sends) send_lists(out, a, list_block, list_blocks, choice);
+    note(Point::lists_sent);
+    if (sends) {
+      if constexpr (!kApart) {
+        meet();  // each token has another line
+        load_first_quads<kFp8>(s, a, tokens_of(s, a), block, a.send_blocks, input);
+      }
+      send_rows<kFp8>(out, a, block, a.send_blocks, choice, input);
+      note(Point::rows_sent);
+    }
+    if (receives) {
+      meet();  // shared memory changes its use
+      receive_dispatch<kFp8>(Run(comm, window, s, a.handle, now.received,
+                                 call_start(s, control, start), now.failed != 0),
+                             a, block - a.receive_from, grid_size() - a.receive_from);
+      note(Point::rows_received);
+    }
   }
+  turn.end(count_on);
   note_times(a.times, start);
 }
 
