@@ -175,7 +175,8 @@ std::vector<PeerInfo> CommunicatorState::peers() const {
         info.emulated = info.emulated || nic_->emulated();
         break;
       case Path::proxy:
-        info.transport = base::cat("proxy on ", proxy_->name());
+        info.transport = base::cat("proxy on ", proxy_->name(),
+                                   proxy_->stages_device_memory() ? ", GPU memory staged" : "");
         info.emulated = info.emulated || proxy_->emulated();
         break;
     }

@@ -157,6 +157,7 @@ void LocalBufferState::suspend() {
   if (comm_->proxy()) comm_->proxy()->deregister(handle_.id);  // nothing, if it was not registered
   if (comm_->nic()) comm_->nic()->deregister(gda_);
   gda_ = {};
+  handle_.staged = 0;
   handle_.gda_local = 0;
   handle_.gda_lkey = 0;
 }

@@ -187,6 +187,10 @@ class TransportImpl final : public Transport {
     return {};
   }
 
+  bool stages_device_memory() const override {
+    return hooks_.make_copy_engine && can_stage() &&
+           (stage_ == "always" || !links_[0]->properties().device_memory);
+  }
   bool staged(std::uint32_t id) const override {
     std::lock_guard lock(mutex_);
     const auto found = regions_.find(id);

@@ -62,6 +62,8 @@ class Transport {
   virtual bool emulated() const = 0;
   /// Why such memory cannot be a window or local buffer; empty: it can.
   virtual std::string refuses(const memory::Block& block, bool window) const = 0;
+  /// Whether the network says that it reaches no device memory, and what is here of it will be staged.
+  virtual bool stages_device_memory() const = 0;
   /// Whether the network does not reach that registered region, so that it is staged (staging.hpp).
   virtual bool staged(std::uint32_t id) const = 0;
 

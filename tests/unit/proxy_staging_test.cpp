@@ -286,7 +286,7 @@ MARROW_KERNEL put_until_failure(DeviceCommunicator comm, WindowHandle window,
   for (int i = 0; i < 100000 && status == Status::ok; ++i) {
     status = worse(status, gin.put(1, window, 0, local, 0, 30000));
     status = worse(status, gin.put(1, window, 0, local, 0, 900));
-    status = worse(status, gin.get(1, window, 0, local, 0, 20000));
+    status = worse(status, gin.get(1, window, 0, local, 40000, 20000));
     begun->store(i, std::memory_order_relaxed);
     if (i % 3 == 2) status = worse(status, gin.flush(1));
   }
