@@ -3,7 +3,7 @@
 // this process, rank r on GPU r mod the number of GPUs. Times of one rank, by three methods: in-kernel (earliest block start to
 // latest block end on the global timer), graph (20 calls a graph, replayed back to back), events around each call. Floors of the same run: the
 // link's measured rate, an empty kernel.
-//   marrow_ep_gpu check|time|tune [--json FILE]
+//   marrow_ep_gpu check|shapes|time [--json FILE]
 #include <dlfcn.h>
 
 #include <algorithm>
