@@ -15,6 +15,7 @@
 #include <map>
 #include <thread>
 
+#include "ep/routing.hpp"
 #include "ep/scenario.hpp"
 #include "marrow/device.cuh"
 
@@ -358,6 +359,7 @@ struct Row {
   int ranks, tokens, hidden, sms;
   double floor;
   Times times;
+  int experts;
 };
 std::vector<Row> rows;
 
@@ -428,8 +430,27 @@ Load load_of(const ep_test::Checker& c, int ranks, int experts_each, int tokens)
   return most;
 }
 
-void time_case(double rate, int ranks, int tokens, int sms, bool opaque, bool dispatch_only) {
+struct TimeCase {
+  int ranks, tokens;
+  int sms = 0;
+  bool opaque = false;
+  bool dispatch_only = false;
+  const std::vector<std::vector<int>>* routing =
+      nullptr;  ///< of 64 experts; else random ones of 256
+};
+
+void time_case(double rate, const TimeCase& c) {
+  const auto [ranks, tokens, sms, opaque, dispatch_only, routing] = c;
+  const int experts = routing ? 64 : 256;
   ep_test::Scenario s = full(ranks);
+  s.config.experts.assign(static_cast<std::size_t>(ranks), experts / ranks);
+  if (routing) {
+    s.route = [&, tokens = tokens, routing = routing](int rank, int, int token,
+                                                      int k) -> std::int64_t {
+      const auto at = static_cast<std::size_t>(rank * tokens + token) % routing->size();
+      return (*routing)[at][static_cast<std::size_t>(k)];
+    };
+  }
   s.config.max_tokens = tokens;
   s.config.max_sms = sms;
   s.tokens = {tokens};
@@ -442,8 +463,9 @@ void time_case(double rate, int ranks, int tokens, int sms, bool opaque, bool di
   }
   std::vector<Row> found;
   const auto results = on_ranks(
-      ranks, {{"MARROW_WAIT_TIMEOUT", "10s"}},
+      c.ranks, {{"MARROW_WAIT_TIMEOUT", "10s"}},
       [&](Communicator& comm, GpuMemory& memory, cudaStream_t stream) {
+        const auto [ranks, tokens, sms, opaque, dispatch_only, routing] = c;
         ep_test::Checker checker(comm, s, memory);
         if (std::string wrong = checker.run(); !wrong.empty()) return wrong;
         ep::Group& g = checker.group();
@@ -455,12 +477,14 @@ void time_case(double rate, int ranks, int tokens, int sms, bool opaque, bool di
                                    .weights = b.weights};
         const ep::DispatchOutput out{b.y, b.ys};
         const ep::Handle h = g.handle(0);
-        const Load load = load_of(checker, ranks, 256 / ranks, tokens);
+        const Load load = load_of(checker, ranks, experts / ranks, tokens);
         const auto floor = [&](double bytes) { return rate > 0 ? bytes / rate / 1e3 + 2.5 : 0; };
-        const auto add = [&](const char* what, double bytes, int in_graph, auto&& call) {
+        const auto add = [&](std::string what, double bytes, int in_graph, auto&& call) {
+          if (routing) what += ", router's choices";
           const Times t = time_call(comm, memory, stream, g, in_graph, call);
           if (comm.rank() == 0) {
-            found.push_back({what, ranks, tokens, 7168, sms ? sms : 132, floor(bytes), t});
+            found.push_back(
+                {what, c.ranks, c.tokens, 7168, c.sms ? c.sms : 132, floor(bytes), t, experts});
             print(found.back());
           }
         };
@@ -535,7 +559,8 @@ void write_json(const char* file, double rate, double empty) {
     std::string parameters = "\"ranks\": " + std::to_string(r.ranks) +
                              ", \"tokens\": " + std::to_string(r.tokens) +
                              ", \"hidden\": " + std::to_string(r.hidden) +
-                             ", \"top_k\": 8, \"experts\": 256, \"sms\": " + std::to_string(r.sms);
+                             ", \"top_k\": 8, \"experts\": " + std::to_string(r.experts) +
+                             ", \"sms\": " + std::to_string(r.sms);
     if (rate > 0) parameters += ", \"floor_us\": " + std::to_string(r.floor);
     row(r.what + ", in-kernel", "us", parameters, r.times.in_kernel,
         "earliest block start to latest block end of rank 0; of a pair, of the first and the last "
@@ -561,12 +586,20 @@ int main(int argc, char** argv) {
     const double empty = empty_time();
     std::printf("link %.1f GB/s each way, both at once; an empty kernel in a graph %.2f us\n", rate,
                 empty);
-    const int ranks = std::min(2, gpus());
-    time_case(rate, ranks, 128, 0, false, false);
-    time_case(rate, ranks, 345, 0, false, false);
-    time_case(rate, ranks, 128, 0, true, true);
-    time_case(rate, ranks, 345, 0, true, true);
-    time_case(rate, ranks, 345, 24, false, true);
+    std::vector<std::vector<int>> routing;
+    if (const char* file = std::getenv("MARROW_TEST_EP_ROUTING"))
+      routing = ep_test::real_routing(file, 4000);
+    // A rank a GPU: of two and, where there are four, of four.
+    for (const int ranks : {1, 2, 4}) {
+      if (ranks > gpus() || (ranks == 1 && gpus() > 1)) continue;
+      time_case(rate, {.ranks = ranks, .tokens = 128});
+      time_case(rate, {.ranks = ranks, .tokens = 128, .opaque = true, .dispatch_only = true});
+      time_case(rate, {.ranks = ranks, .tokens = 128, .sms = 24, .dispatch_only = true});
+      time_case(rate, {.ranks = ranks, .tokens = 345});
+      if (!routing.empty())
+        time_case(rate,
+                  {.ranks = ranks, .tokens = 128, .dispatch_only = true, .routing = &routing});
+    }
     if (argc > 3 && std::string(argv[2]) == "--json") write_json(argv[3], rate, empty);
   }
   std::printf(failures ? "FAILED %d\n" : "all good\n", failures);

@@ -13,6 +13,9 @@ here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=bench/gpu/programs.sh
 . "$here/programs.sh"
 program=$(need_program marrow_ep_gpu) || exit
+for file in "$here/routing.jsonl" "$here/../../tests/ep/routing.jsonl"; do
+  [ -f "$file" ] && export MARROW_TEST_EP_ROUTING=$file
+done
 failed=0
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -2
 if [ "${CHECKS:-1}" != 0 ]; then timeout 150 "$program" check || failed=1; fi

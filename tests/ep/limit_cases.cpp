@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "ep/cases.hpp"
+#include "ep/routing.hpp"
 
 namespace marrow::ep_test {
 namespace {
@@ -72,26 +73,6 @@ TEST_P(EpCases, Case19_OffsetsPast4GiB) {
   s.tokens = {4, 3};
   s.batches = 5;
   run(2, s);
-}
-
-/// A router's log: {"topk_ids": [...]} a line. Empty if there is none.
-std::vector<std::vector<int>> real_routing(const std::string& file, std::size_t limit) {
-  std::vector<std::vector<int>> tokens;
-  std::ifstream in(file);
-  for (std::string line; tokens.size() < limit && std::getline(in, line);) {
-    const std::size_t at = line.find("\"topk_ids\": [");
-    if (at == std::string::npos) continue;
-    std::vector<int> ids;
-    const char* p = line.c_str() + at + 13;
-    for (;;) {
-      char* end = nullptr;
-      ids.push_back(static_cast<int>(std::strtol(p, &end, 10)));
-      p = end;
-      if (*p++ != ',') break;
-    }
-    tokens.push_back(ids);
-  }
-  return tokens;
 }
 
 TEST_P(EpCases, RealRouting) {
