@@ -130,9 +130,8 @@ void many_puts(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle l
   const Coop coop;
   const int peer = 1 - comm.rank;
   const bool alone = coop.size() == 1;
-  const auto place = static_cast<std::uint64_t>(block_index() * (alone ? block_size() : 1) +
-                                                (alone ? thread_index() : 0));
-  const std::uint64_t at = place * bytes;
+  const int place = alone ? block_index() * block_size() + thread_index() : block_index();
+  const std::uint64_t at = static_cast<std::uint64_t>(place) * bytes;
   Status status = Status::ok;
   for (int i = 1; i <= times; ++i) {
     for (std::uint64_t b = static_cast<std::uint64_t>(coop.rank()); b < bytes;
@@ -142,14 +141,13 @@ void many_puts(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle l
     status = worse(status, gin.flush(coop));
   }
   status = worse(status, gin.signal(peer, SignalAdd{0, 1}, coop));
-  const int all =
-      static_cast<int>(comm.signals == 0 ? 0 : grid_size() * (alone ? block_size() : 1));
+  const int all = grid_size() * (alone ? block_size() : 1);
   status = worse(status, gin.wait_signal(0, static_cast<std::uint64_t>(all), coop));
   for (std::uint64_t b = static_cast<std::uint64_t>(coop.rank()); b < bytes;
        b += static_cast<std::uint64_t>(coop.size()))
     if (window.local[at + b] != pattern(times, peer, at + b))
-      __atomic_fetch_add(wrong, 1u, __ATOMIC_RELAXED);
-  if (status != Status::ok) __atomic_store_n(out, status, __ATOMIC_RELAXED);
+      std::atomic_ref(*wrong).fetch_add(1, std::memory_order_relaxed);
+  if (status != Status::ok) std::atomic_ref(*out).store(status, std::memory_order_relaxed);
 }
 MARROW_KERNEL puts_of_threads(DeviceCommunicator comm, WindowHandle window, LocalBufferHandle local,
                               std::uint64_t bytes, int times, std::uint32_t* wrong, Status* out) {
