@@ -49,6 +49,8 @@ foreach(as IN ITEMS threads processes)
     --as ${as} --seconds 10)
 endforeach()
 marrow_conformance_test(conformance_staged ENVIRONMENT ${staged} ARGS --matrix pairwise --path proxy,mixed --seconds 8)
+marrow_conformance_test(conformance_verbs_staged ENVIRONMENT ${staged} ARGS --matrix pairwise --matrix-seed 3 --path proxy
+  --network verbs --seconds 3)
 # RoCE addressing: both paths that drive a NIC, on softnic's RoCE port.
 foreach(path IN ITEMS "gda" "proxy;--network;verbs")
   list(GET path 0 name)

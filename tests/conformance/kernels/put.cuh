@@ -290,6 +290,7 @@ class Held {
   MARROW_CASE_FUNCTION Status words(const WindowHandle& window, std::uint64_t at, std::uint64_t n,
                                     std::uint64_t* old, std::uint64_t* older) {
     Status status = queue_.add(window, at, n);
+    status = worse(status, queue_.flush_remote());  // else the fetch may overtake it
     status = worse(status, queue_.fetch_add(window, at, n, old));
     return worse(status, queue_.compare_swap(window, at, *old + n, *old + 2 * n, older));
   }
