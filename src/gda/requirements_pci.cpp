@@ -3,10 +3,9 @@
 
 #include <cstdint>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <vector>
 
+#include "base/read_file.hpp"
 #include "verbs/pci.hpp"
 
 namespace marrow::gda {
@@ -20,9 +19,7 @@ fs::path device_path(const std::string& root, const std::string& pci) {
 
 /// Control word of ACS; -1: the bridge has none, -2: cannot be read.
 int acs_control(const std::string& root, const std::string& bridge) {
-  std::ifstream file(device_path(root, bridge) / "config", std::ios::binary);
-  const std::vector<char> raw((std::istreambuf_iterator<char>(file)),
-                              std::istreambuf_iterator<char>());
+  const std::string raw = base::read_file(device_path(root, bridge) / "config");
   constexpr std::size_t kExtended = 0x100;
   if (raw.size() <= kExtended) return -2;  // without rights the kernel gives 64 bytes
   const auto word = [&](std::size_t at, std::size_t bytes) {

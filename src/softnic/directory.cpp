@@ -14,12 +14,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
+#include <sstream>
 #include <thread>
 
 #include "base/deadline.hpp"
 #include "base/log.hpp"
+#include "base/read_file.hpp"
 #include "base/system_error.hpp"
 #include "base/text.hpp"
 #include "marrow/error.hpp"
@@ -44,8 +44,7 @@ std::uint64_t pid_namespace() {
 
 /// Start time of a process in clock ticks since boot; 0 if there is none, or only its corpse.
 std::uint64_t process_start_time(std::int32_t pid) {
-  std::ifstream file(base::cat("/proc/", pid, "/stat"));
-  std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::string text = base::read_file(base::cat("/proc/", pid, "/stat"));
   // The second field is the command in parentheses and may hold anything: start behind its end.
   const auto end = text.rfind(')');
   if (end == std::string::npos) return 0;

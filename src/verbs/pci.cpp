@@ -3,11 +3,10 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <numeric>
 #include <tuple>
 
+#include "base/read_file.hpp"
 #include "base/text.hpp"
 
 namespace marrow::verbs {
@@ -45,8 +44,7 @@ Fabric fabric_of(const std::string& root, const std::string& nic) {
 }  // namespace
 
 std::string read_text(const fs::path& path) {
-  std::ifstream file(path);
-  const std::string all((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const std::string all = base::read_file(path);
   // One value a file in sysfs; of longer texts all lines count.
   const std::size_t end = all.find_last_not_of(" \n");
   return end == std::string::npos ? std::string() : all.substr(0, end + 1);

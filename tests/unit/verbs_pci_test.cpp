@@ -96,6 +96,25 @@ TEST_F(Host, OfTheFastestAndOneLinkLayer) {
   EXPECT_THAT(nearest_first(root_, nics_, kGpu[0]), ElementsAre(1, 3, 0, 2, 4));
 }
 
+/// Drivers have attributes whose read fails; a folder's does, too. Nonsense is no rate.
+TEST_F(Host, WhatCannotBeReadOrIsNonsenseIsNotKnown) {
+  const fs::path ib = fs::path(root_) / "sys/class/infiniband";
+  const auto make_folder = [](const fs::path& file) {
+    fs::remove(file);
+    fs::create_directories(file);
+  };
+  make_folder(ib / "mlx5_2/ports/1/rate");
+  make_folder(ib / "mlx5_3/ports/1/state");
+  make_folder(fs::path(root_) / "sys/bus/pci/devices/0000:20:00.0/numa_node");
+  make_folder(fs::path(root_) / "sys/bus/pci/devices/0000:17:00.0/config");
+  EXPECT_THAT(nearest_first(root_, nics_, kGpu[0]), ElementsAre(1, 0, 2, 3, 4));
+  for (const char* rate : {"", "nan", "-1 Gb/sec", "fast", "0"}) {
+    port("mlx5_1", "4: ACTIVE", rate, "InfiniBand");
+    EXPECT_EQ(nearest_first(root_, nics_, kGpu[0]).front(), 0) << rate;
+  }
+  EXPECT_EQ(read_text("/proc/self/mem"), "");
+}
+
 // --- which one is opened ---------------------------------------------------------------------------
 
 ibv_device* the_devices[4] = {};
