@@ -68,6 +68,10 @@ Config checked(Config c, int ranks, bool on_gpu) {
   const long long most = *std::max_element(c.experts.begin(), c.experts.end());
   require(c.layout == Layout::rank_major || most * c.capacity < (1LL << 31), "capacity", c.capacity,
           "the largest number of experts of a rank times capacity must stay below 2^31");
+  require(c.layout == Layout::rank_major ||
+              static_cast<long long>(all) * std::min<long long>(c.top_k, most) < (1LL << 31),
+          "max_tokens", c.max_tokens,
+          "ranks * max_tokens * the most choices of a token on one rank must stay below 2^31");
   require(c.handles >= 0 && c.handles <= 64, "handles", c.handles, "0 (2*F) .. 64");
   if (c.handles == 0) c.handles = 2 * c.batches_in_flight;
   require(c.max_sms >= 0 && c.max_sms <= 1024, "max_sms", c.max_sms, "0 (all) .. 1024");

@@ -90,7 +90,7 @@ struct Control {
       stopped;  ///< Status for which a source was given up: kernels exchange nothing until reset
   std::uint64_t
       started;  ///< when the first kernel of the running receive started, if there are several
-  std::uint64_t arrived[4];  ///< blocks of the running kernel that have ended
+  std::uint64_t arrived[4];  ///< blocks of the running kernel that have read its numbers
   std::uint64_t status;      ///< worst Status
   std::uint64_t dispatches;
   std::uint64_t combines;

@@ -2,6 +2,7 @@
 // Dispatch and combine on every path, ranks as threads, against the plain reference: what a plain ./test runs under the sanitizers.
 #include <gtest/gtest.h>
 
+#include "ep/random_scenario.hpp"
 #include "ep/site.hpp"
 
 namespace marrow::ep_test {
@@ -124,6 +125,15 @@ TEST(EpPaths, PlacedByAKernelOfItsOwn) {
   s.config.max_tokens = 3300;
   s.tokens = {30, 7};
   run(2, "lsa", s);
+}
+
+TEST(EpPaths, RandomSizes) {
+  for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const int ranks = 1 + static_cast<int>(seed % 4);
+    const int threads = 1 + static_cast<int>(seed % 3);
+    run(ranks, seed % 3 == 0 ? "mixed" : "lsa", random_scenario(seed, ranks, 5, threads));
+  }
 }
 
 }  // namespace

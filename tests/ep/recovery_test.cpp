@@ -156,12 +156,13 @@ TEST(EpRecovery, PathsThatDifferByDirection) {
 }
 
 /// Only the slow rank is named, also where it is waited for first.
-void slow_rank_is_named(const Parameters& parameters) {
+void slow_rank_is_named(const Parameters& parameters, int threads = 1) {
   run(
       3, [&](int) { return parameters; },
-      [](Communicator& comm) -> std::string {
+      [threads](Communicator& comm) -> std::string {
         HostMemory memory;
         Scenario s = small(3);
+        s.config.threads = threads;
         s.config.deadline = std::chrono::seconds(10);
         s.batches = 1;
         s.combines = false;
@@ -186,6 +187,8 @@ void slow_rank_is_named(const Parameters& parameters) {
       });
 }
 TEST(EpRecovery, OnlyTheSlowRankIsNamedLsa) { slow_rank_is_named({}); }
+// Threads wait for other tokens of the slow rank before they look at another rank's first one.
+TEST(EpRecovery, OnlyTheSlowRankIsNamedByThreads) { slow_rank_is_named({}, 3); }
 TEST(EpRecovery, OnlyTheSlowRankIsNamedProxy) {
   slow_rank_is_named({{"MARROW_PATH", "proxy"}, {"MARROW_NETWORK", "shm"}});
 }

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <iterator>
+
 namespace marrow::ep {
 namespace {
 
@@ -50,6 +52,75 @@ TEST(EpShape, OffsetsPast4GiBDoNotOverlap) {
         for (const Part& b : parts) {
           EXPECT_TRUE(&a == &b || a.end <= b.begin || b.end <= a.begin)
               << a.begin << ".." << a.end << " and " << b.begin << ".." << b.end;
+        }
+      }
+    }
+  }
+}
+
+// Kernels divide by two multiplications: exact next to every multiple, up to the largest slot and divisor.
+TEST(EpShape, DivisorsAreExact) {
+  constexpr int kMost = (1 << 30) - 1;
+  for (int d = 1; d <= 65536; ++d) {
+    const Divisor by = Divisor::by(static_cast<std::uint32_t>(d));
+    for (const int q : {0, 1, 2, kMost / d / 2, kMost / d - 1, kMost / d}) {
+      for (const int n : {q * d, q * d + d - 1, q * d - 1}) {
+        if (n < 0 || n > kMost) continue;
+        ASSERT_EQ(by.quotient(n), n / d) << n << " / " << d;
+      }
+    }
+  }
+}
+
+// The largest group there could be: its rows have no number of 31 bits, so it is refused.
+TEST(EpShape, RowsThatCannotBeNumberedAreRefused) {
+  Config c;
+  c.experts.assign(1024, 1);
+  c.experts[0] = 1024;
+  c.max_tokens = 65536;
+  c.hidden = 16;
+  c.top_k = 32;
+  c.capacity = 1024;
+  EXPECT_THROW(checked(c, 1024, true), Error);
+  c.top_k = 31;
+  EXPECT_NO_THROW(checked(c, 1024, true));
+  c.top_k = 32;
+  c.layout = Layout::rank_major;
+  EXPECT_NO_THROW(checked(c, 1024, true));
+}
+
+// Source and token in one word, and how each block's memory is shared out, at the limits.
+TEST(EpShape, OriginsAndPlacesAtTheLimits) {
+  const Origin last = Origin::of(1023, 65535);
+  EXPECT_EQ(last.source(), 1023);
+  EXPECT_EQ(last.token(), 65535);
+  EXPECT_EQ(last.slot(65536), (1 << 26) - 1);
+  for (const int tokens : {1, 31, 33, 128, 700, 65536}) {
+    for (const int top_k : {1, 6, 7, 31, 32}) {
+      for (const Layout layout : {Layout::expert_major, Layout::rank_major}) {
+        Config c;
+        c.experts = {3, 0, 40};
+        c.max_tokens = tokens;
+        c.top_k = top_k;
+        c.layout = layout;
+        for (int rank = 0; rank < 3; ++rank) {
+          const Shape s = make_plan(checked(c, 3, true), rank, std::vector<bool>(3)).shape;
+          const PlaceMemory m = place_memory(s);
+          EXPECT_LE(m.bytes, 96u * 1024);  // what launches ask for, beside a block of 512 threads
+          if (!s.place_in_block) continue;
+          const std::uint32_t order[] = {
+              m.rows,     m.counts_of_entries, m.origins, m.heads, m.masks,  m.any,
+              m.prefixes, m.any_prefix,        m.ids,     m.list,  m.counts, m.bases,
+              m.bytes};
+          for (std::size_t i = 1; i < std::size(order); ++i) {
+            EXPECT_LE(order[i - 1], order[i]);
+            EXPECT_EQ(order[i] % 16, 0u);
+          }
+          const auto slots = static_cast<std::uint32_t>(s.rows_per_batch());
+          EXPECT_GE(m.list - m.ids, slots * static_cast<std::uint32_t>(ids_stride(s)) * 4);
+          EXPECT_GE(ids_stride(s) * 2, top_k);
+          EXPECT_GE(m.counts - m.list, slots * 4);
+          EXPECT_GE((m.prefixes - m.any) * 8, slots);
         }
       }
     }

@@ -3,7 +3,7 @@
 // threads that ThreadSanitizer sees. (Built with ep's sources and MARROW_EP_WARP_QUADS; run with MARROW_CPU_LANES=32.)
 #include <gtest/gtest.h>
 
-#include "ep/scenario.hpp"
+#include "ep/random_scenario.hpp"
 #include "thread_ranks.hpp"
 
 namespace marrow::ep_test {
@@ -74,6 +74,16 @@ TEST(EpWarpQuads, OpaqueRows) {
   s.config.hidden = 264;
   s.config.layout = ep::Layout::rank_major;
   run(2, s);
+}
+
+TEST(EpWarpQuads, RandomSizes) {
+  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const int ranks = 1 + static_cast<int>(seed % 2);
+    Scenario s = random_scenario(seed, ranks, 5, seed % 3 == 0 ? 96 : 32);
+    s.batches = 1;
+    run(ranks, s);
+  }
 }
 
 }  // namespace

@@ -366,7 +366,7 @@ MARROW_DEVICE Numbers read_numbers(Control* control, const std::uint64_t* sent,
 }
 
 /// The last block that has read the numbers counts on; nobody waits for that, and the next kernel, which starts after this
-/// one, reads it. begin() after read_numbers, end() at the kernel's end, both by all threads (the block's last one acts).
+/// one, reads it. Made after read_numbers; end() at the kernel's end, both by all threads (the block's last one acts).
 class Turn {
  public:
   explicit MARROW_DEVICE Turn(std::uint64_t* arrived) : arrived_(arrived) {
@@ -385,7 +385,7 @@ class Turn {
   std::uint64_t before_ = 0;  ///< blocks; not needed, so not waited for, before the end
 };
 
-/// Whether kernels may exchange nothing, for kernels without all_have_read: the same for all threads of the block.
+/// Whether kernels may exchange nothing, for kernels that read no Numbers: the same for all threads of the block.
 MARROW_DEVICE bool is_stopped(const Control* control) {
   return block_max(static_cast<std::uint32_t>(load_relaxed<Scope::device>(&control->stopped))) != 0;
 }

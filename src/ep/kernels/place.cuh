@@ -74,18 +74,18 @@ MARROW_DEVICE void place_entries(const Run& r, std::uint32_t* memory) {
   const Shape& s = r.s;
   std::uint32_t entries = 0;
   std::uint32_t pairs = 0;
-  std::uint64_t since = now_ns();  // before, others were waited for
   for (int source = 0; source < s.ranks; ++source) {
     const std::uint32_t before = entries;
     for (int from = 0; from < s.tokens && !r.is_failed(source); from += block_size()) {
       const int token = from + thread_index();
+      const std::uint64_t since = now_ns();  // before, others were waited for
       List list;
       int count = 0;
       if (token < s.tokens && wait_for_list(r, source, token, &list)) {
         for (int k = 0; k < s.top_k; ++k)
           count += static_cast<unsigned>(list.id(k) - s.first) < static_cast<unsigned>(s.local);
       }
-      if (token == 0) since = r.note_wait(0, source, since);
+      if (token == 0) (void)r.note_wait(0, source, since);
       std::uint32_t total = 0;
       const std::uint32_t entry = entries + block_sum(memory, count > 0 ? 1 : 0, &total);
       entries += total;

@@ -149,13 +149,14 @@ MARROW_DEVICE void take_lists(const Run& r, const Placed& p, std::uint32_t* any,
                               std::uint32_t* heads, bool notes_waits) {
   const Shape& s = r.s;
   const int slots = s.rows_per_batch();
-  std::uint64_t since = now_ns();  // before, others were waited for
   MARROW_EP_ROLLED
   for (int slot = thread_index(); slot < slots; slot += block_size()) {
     const int source = s.by_tokens.quotient(slot);
     const int token = slot - source * s.tokens;
     if (r.is_failed(source)) continue;
     const std::byte* meta = r.local + s.meta_at(r.set, source);
+    const bool notes = notes_waits && token == 0;
+    const std::uint64_t since = notes ? now_ns() : 0;  // before, others were waited for
     List list;
     unsigned looks = 0;
     // The head is one line for all blocks: one thread a block looks at it, others only if that one seems to be held up.
@@ -168,7 +169,7 @@ MARROW_DEVICE void take_lists(const Run& r, const Placed& p, std::uint32_t* any,
       }
       return known != 0 && token >= static_cast<int>(known) - 1;
     });
-    if (token == 0 && notes_waits) since = r.note_wait(0, source, since);
+    if (notes) (void)r.note_wait(0, source, since);
     if (!in_time || !list.here) continue;
     std::uint32_t* ids = p.ids + slot * ids_stride(s);
 #if defined(__CUDACC__)
