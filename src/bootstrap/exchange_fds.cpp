@@ -85,9 +85,20 @@ std::vector<std::vector<Fd>> Bootstrap::exchange_fds(std::span<const int> mine,
       service_->check_usable();
     }
   };
+  auto naming = [](std::size_t peer, auto&& action) {
+    try {
+      return action();
+    } catch (const Error& error) {
+      if (error.code() != Code::peer_failed) throw;
+      throw Error(
+          Code::peer_failed, cat("Rank ", peer, ": ", error.sentence()),
+          "look for the first error of that rank; if it has ended, call agree_failures() on "
+          "the survivors to go on without it.");
+    }
+  };
   auto send = [&](const Fd& socket, std::size_t peer) {
     Greeting greeting{rank(), meetings[peer].token};
-    base::send_fds(socket.get(), mine, raw(greeting), deadline);
+    naming(peer, [&] { base::send_fds(socket.get(), mine, raw(greeting), deadline); });
   };
   std::vector<std::vector<Fd>> received(count);
   auto receive = [&](const Fd& socket) -> std::optional<std::size_t> {
@@ -123,14 +134,15 @@ std::vector<std::vector<Fd>> Bootstrap::exchange_fds(std::span<const int> mine,
     try {
       from = receive(socket);
     } catch (const Error& error) {
-      if (error.code() != Code::network) throw;
+      // Who closes before it has said who it is may be anybody. If it was a member, sliced() will name it.
+      if (error.code() != Code::network && error.code() != Code::peer_failed) throw;
     }
     if (!from) continue;  // not a member, one that came twice, or noise
     send(socket, *from);
     --higher;
   }
   for (const auto& [peer, socket] : lower) {
-    std::optional<std::size_t> from = receive(socket);
+    std::optional<std::size_t> from = naming(peer, [&] { return receive(socket); });
     if (from != peer) {
       throw Error(Code::authentication,
                   cat("The file descriptors of rank ", peer, " came with another name."),

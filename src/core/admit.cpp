@@ -54,12 +54,13 @@ void CommunicatorState::require_admitted(const char* what) const {
 }
 
 std::string CommunicatorState::why_torn() const {
-  return torn_ ? "an admission did not finish" : "it was not made again";
+  return torn_ ? "an admission or a reconnect() did not finish" : "it was not made again";
 }
 
 void CommunicatorState::begin_making(const Recipe& recipe) {
   if (torn_ && !rebuilding_) {
-    throw Error(Code::peer_failed, base::cat(describe(recipe), " after an admission that failed"),
+    throw Error(Code::peer_failed,
+                base::cat(describe(recipe), " after an admission or a reconnect() that failed"),
                 "call agree_failures() on every survivor");
   }
   if (newcomer_ < 0) return;
@@ -208,7 +209,14 @@ void CommunicatorState::reconnect() {
   synchronize();  // our kernels: none of this communicator may run meanwhile
   constexpr std::uint64_t kCall =
       0x7265636f6e6e6563;  // any number that other collectives do not send
-  same_on_all("the call reconnect()", kCall);
+  try {
+    same_on_all("the call reconnect()", kCall);
+  } catch (const Error& error) {
+    if (error.code() != Code::timeout) throw;
+    // The others may still come to what we have left: agreeing begins all counts anew.
+    throw Error(Code::timeout, base::cat("reconnect(): ", error.sentence()),
+                "nothing has changed here; call agree_failures() on every rank, then reconnect()");
+  }
   make_again();
   faults_->agreed(masked_);  // what the old connections had to say is over
   MARROW_INFO(core, "connections, windows and device communicators were made again");

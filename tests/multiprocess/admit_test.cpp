@@ -258,7 +258,7 @@ MARROW_ROLE(unlucky) {
   result =
       throws(Code::peer_failed, "ank 2", [&] { things.comm.admit(2, std::chrono::seconds(20)); });
   if (result != "ok") return result;
-  result = throws(Code::peer_failed, "an admission did not finish",
+  result = throws(Code::peer_failed, "an admission or a reconnect() did not finish",
                   [&] { (void)things.window.handle(); });
   if (result != "ok") return result;
   result = throws(Code::peer_failed, "", [&] { things.comm.allocate(64); });

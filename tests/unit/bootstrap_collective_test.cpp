@@ -4,10 +4,17 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 
+#include <atomic>
+#include <filesystem>
 #include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
 
 #include "base/mapping.hpp"
 #include "base/memfd.hpp"
+#include "base/unix_fds.hpp"
 #include "unit/bootstrap_ranks.hpp"
 
 namespace marrow::bootstrap {
@@ -237,6 +244,54 @@ TEST(Bootstrap, AgreementWaitsForAllAndNamesWhoDoesNotCall) {
     bootstrap.barrier();
     bootstrap.close();
   }));
+}
+
+/// Abstract names of this process's listening sockets for descriptors.
+std::vector<std::string> descriptor_sockets() {
+  std::set<std::string> mine;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error))
+    mine.insert(std::filesystem::read_symlink(entry.path(), error).string());
+  std::vector<std::string> names;
+  std::ifstream file("/proc/net/unix");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream fields(line);
+    std::string field, inode, name;
+    for (int i = 0; i < 6; ++i) fields >> field;
+    fields >> inode >> name;
+    if (name.rfind("@marrow-fds-", 0) == 0 && mine.count("socket:[" + inode + "]") != 0)
+      names.push_back(name.substr(1));
+  }
+  return names;
+}
+
+TEST(Bootstrap, AStrangerWhoConnectsAndClosesIsNoPeerThatFailed) {
+  std::atomic<bool> over{false};
+  std::atomic<int> visits{0};
+  std::thread stranger([&] {
+    while (!over) {
+      for (const std::string& name : descriptor_sockets()) {
+        try {
+          base::unix_connect(name, base::Deadline::after(milliseconds(5)));
+          ++visits;
+        } catch (const Error&) {
+        }
+      }
+    }
+  });
+  UniqueId id = UniqueId::create();
+  expect_all_ok(on_threads(2, [&](int rank) {
+    Bootstrap bootstrap(id, 2, rank, options());
+    int fd = STDIN_FILENO;
+    for (int i = 0; i < 200; ++i) {
+      if (rank == 1) std::this_thread::sleep_for(milliseconds(i % 3));
+      EXPECT_EQ(bootstrap.exchange_fds(std::span(&fd, 1)).size(), 2u);
+    }
+    bootstrap.close();
+  }));
+  over = true;
+  stranger.join();
+  EXPECT_GT(visits, 0);
 }
 
 TEST(Bootstrap, FiftyCyclesLeakNothing) {

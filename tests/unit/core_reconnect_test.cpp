@@ -4,6 +4,7 @@
 // new queue pairs. softnic breaks one on request (error_at=N).
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -139,6 +140,37 @@ TEST(Reconnect, ALinkThatWasDownForTooLong) {
     EXPECT_EQ(status, Status::ok);
     comm.barrier();
     EXPECT_EQ(word[1], 1004u);
+    comm.close();
+  });
+}
+
+/// One comes too late: the sentence names it and says how to go on.
+TEST(Reconnect, OneThatComesTooLateIsNamed) {
+  std::atomic<bool> late{false};
+  test::run_as_threads(2, [&](int rank, const UniqueId& id) {
+    Config config;
+    config.parameters["MARROW_BOOTSTRAP_TIMEOUT"] = "1s";
+    Communicator comm(id, 2, rank, config);
+    Window window = comm.allocate(4096);
+    comm.barrier();
+    try {
+      while (rank == 1 && !late) std::this_thread::yield();
+      comm.reconnect();
+      ADD_FAILURE() << "nobody waited for the other";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::timeout) << error.what();
+      if (rank == 0) {
+        EXPECT_NE(std::string(error.what()).find("reconnect()"), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find("rank 1"), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find("agree_failures"), std::string::npos)
+            << error.what();
+      }
+    }
+    late = true;
+    EXPECT_EQ(comm.agree_failures(), (std::vector<bool>{false, false}));
+    comm.reconnect();
+    comm.check();
+    comm.barrier();
     comm.close();
   });
 }
