@@ -210,7 +210,8 @@ struct Report {
 /// Buffers and state for dispatch and combine between the ranks of a communicator. Several Groups may live on one communicator.
 /// Calls are not thread-safe. Each is made by all ranks in the same order. Everything of a Group must be
 /// ordered: one stream, or streams that the caller orders with events. Groups whose kernels may run at the same time must fit on the GPU
-/// together, with whatever else stays resident: their max_sms in sum; else one's blocks may wait for ranks whose own wait for room.
+/// together, with whatever else stays resident: their max_sms in sum, each twice where calls are enqueued back to back, since a call's blocks may be
+/// placed while the one before runs; else one's blocks may wait for ranks whose own wait for room.
 ///
 /// Once a receive has given a source up (Status timeout, peer_failed, aborted), or a call was invalid by the kernels' count, this rank's
 /// kernels exchange nothing until agree(): dispatches give counts of 0, combines give zeros, at once. The outputs of the call that
