@@ -11,11 +11,14 @@ if(TARGET marrow)
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
     RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  add_custom_target(marrow_installed DEPENDS marrow)  # all that `cmake --install` copies
   if(TARGET marrow_cli)
+    add_dependencies(marrow_installed marrow_cli)
     install(TARGETS marrow_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT command)
   endif()
   if(TARGET marrow_softnic_mlx5)
     # In a folder of their own, which no search path has: only who names it gets them.
+    add_dependencies(marrow_installed marrow_softnic_ibverbs marrow_softnic_mlx5)
     install(TARGETS marrow_softnic_ibverbs marrow_softnic_mlx5
       LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}/marrow/softnic" NAMELINK_SKIP)
   endif()

@@ -41,6 +41,7 @@ def run(context):
         env = {"HOME": home, "CCACHE_DIR": os.path.join(home, "ccache"), "CI": "", "MARROW_TEST_REQUIRE": ""}
         result = Result()
         for name, command, limit in (("clone-demo", ["./demo"], 360), ("clone-demo-again", ["./demo"], 20),
+                                     ("clone-demo-install", ["cmake", "--install", "build/demo", "--prefix", "build/there"], 30),
                                      ("clone-demo-lo-down", ["unshare", "-Un", "./demo"], 30),
                                      ("clone-test", ["./test"], 1500), ("clone-clean", ["./demo", "--clean"], 10)):
             status = context.run(offline(command), name, env=env, cwd=clone, limit=limit)

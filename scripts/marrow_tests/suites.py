@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable
 
@@ -189,8 +190,17 @@ def soak(context):
     seconds = os.environ.setdefault("MARROW_SOAK_SECONDS", "300")
     if not (BUILD / "release" / "CTestTestfile.cmake").exists():
         return skip("no build")
-    result = ctest(context, "release", "soak")
-    return result if result.passed + result.failed else skip(f"no soak test yet (would run {seconds} s each)")
+    end, result = time.monotonic() + float(seconds), Result()
+    seed = int(time.time()) % 1000000 * 1000
+    while (left := end - time.monotonic()) > 1 or result.passed + result.failed == 0:
+        seed += 1
+        status = context.run([BUILD / "release" / "tests" / "marrow_conformance", "--matrix", "pairwise",
+                              "--matrix-seed", str(seed), "--seed", str(seed), "--least", "1",
+                              "--seconds", f"{max(1.0, left):.0f}", "--totals"], f"soak-{seed}",
+                             limit=max(1.0, left) + 120)
+        result += Result(passed=int(status == 0), failed=int(status != 0))
+    result.note = f"conformance, another matrix and other seeds each time; the last seed was {seed}"
+    return result
 
 
 def fuzz(context):
