@@ -74,23 +74,33 @@ int wanted_processes(const Invocation& invocation) {
   return invocation.command == Command::demo ? 4 : 2;
 }
 
+/// At a command's end, however it ends.
+struct SaysWhatWasLost {
+  SaysWhatWasLost() = default;
+  SaysWhatWasLost(const SaysWhatWasLost&) = delete;
+  SaysWhatWasLost& operator=(const SaysWhatWasLost&) = delete;
+  ~SaysWhatWasLost() {
+    const std::uint64_t lost = dropped_log_lines();
+    if (lost == 0) return;
+    std::fprintf(
+        stderr,
+        "marrow: %llu log lines could not be written (MARROW_DEBUG_FILE: disk full or closed).\n",
+        static_cast<unsigned long long>(lost));
+  }
+};
+
 }  // namespace
 
 int main_of(int argc, char** argv) {
   Invocation invocation;
   if (const std::optional<int> done = parse(argc, argv, invocation)) return *done;
+  const SaysWhatWasLost lost;
   try {
     if (const int processes = wanted_processes(invocation)) {
       prepare_json(json_file(invocation), true);  // before four ranks find out
       return spawn_processes(processes, argv);
     }
     const int result = run(invocation);
-    if (const std::uint64_t lost = dropped_log_lines()) {
-      std::fprintf(
-          stderr,
-          "marrow: %llu log lines could not be written (MARROW_DEBUG_FILE: disk full or closed).\n",
-          static_cast<unsigned long long>(lost));
-    }
     // Results that did not reach the disk or the reader are no success.
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
       std::fprintf(stderr, "marrow: standard output could not be written (disk full or closed).\n");

@@ -137,6 +137,9 @@ def test_log_lines_that_were_lost_are_counted(marrow):
     lost = re.search(r"marrow: (\d+) log lines could not be written", done.stderr)
     assert lost and int(lost.group(1)) > 0, done.stderr
     assert "log lines" not in marrow.run("perf", "signal", "--path", "lsa", *QUICK).stderr
+    # A command that fails is the one whose log somebody looks for.
+    done = marrow.run("perf", "signal", "--path", "gda", "--network", "nothere", *QUICK, env=logged)
+    assert done.returncode != 0 and "log lines could not be written" in done.stderr, done.stderr
 
 
 def children_of(pid):
