@@ -142,7 +142,8 @@ std::vector<std::vector<Fd>> Bootstrap::exchange_fds(std::span<const int> mine,
     --higher;
   }
   for (const auto& [peer, socket] : lower) {
-    std::optional<std::size_t> from = naming(peer, [&] { return receive(socket); });
+    std::optional<std::size_t> from =
+        naming(peer, [&receive, &connection = socket] { return receive(connection); });
     if (from != peer) {
       throw Error(Code::authentication,
                   cat("The file descriptors of rank ", peer, " came with another name."),

@@ -351,6 +351,8 @@ MARROW_KERNEL held_operations(Args a) {
                                         from + a.bytes / 2, a.bytes - a.bytes / 2));
       // What came there, back to where it came from.
       status = worse(status, second.get(a.inbox, to, source_region(a), from, a.bytes / 2));
+      status =
+          worse(status, second.settle());  // a signal covers puts; the peer writes there after it
       status = worse(status, second.signal(data_signal(a, a.comm.rank)));
       return worse(status, second.settle());
     });
