@@ -194,12 +194,13 @@ MARROW_DEVICE std::byte* record_at(const Run& r, int entry, Origin origin) {
 /// @return whether the source is in time
 template <class Ready>
 MARROW_DEVICE bool wait_for_source(const Run& r, int source, Ready&& ready) {
-#if defined(__CUDACC__)
-  // Most often it comes before a look at the clock would pay.
-#pragma unroll 1
-  for (int i = 0; i < 16; ++i)
-    if (ready()) return true;
-#endif
+  // Most often it comes before a wait's bookkeeping would pay. Who comes late to look asks for the verdict, too.
+  MARROW_EP_ROLLED
+  for (int i = 0; i < 16; ++i) {
+    if (!ready()) continue;
+    if ((now_ns() - r.start) * 2 < r.s.deadline_ns) return true;
+    break;
+  }
   bool decided = false;  // that it is in time: it is here, or about to be
   for (;;) {
     const Status status = wait_until(r.comm, r.time_left(decided ? 2 : 1), ready);
