@@ -55,7 +55,7 @@ class LookedUp {
     } else {
       const Words16 head = load_words(from_);
       for (int i = 0; i < 4; ++i) word_[i] = head.word[i];
-      if (by_record(s)) row_ = reinterpret_cast<const std::int32_t*>(from_ + sizeof(Record))[0];
+      if (by_record(s)) row_ = rows_of(from_)[0];
     }
   }
   /// All lanes of a worker call. i: the same for all.
@@ -87,8 +87,7 @@ class LookedUp {
     const auto row =
         static_cast<std::int64_t>(word_[2] | static_cast<std::uint64_t>(word_[3]) << 32);
     if (row > -2) return row;
-    const std::byte* record = record_at(r, 0, Origin{word_[0]});
-    return reinterpret_cast<const std::int32_t*>(record + sizeof(Record))[-2 - row];
+    return rows_of(record_at(r, 0, Origin{word_[0]}))[-2 - row];
   }
 
  private:
@@ -244,13 +243,17 @@ MARROW_DEVICE void send_each(const Run& r, const CombineArgs& a, Walk walk, int 
   }
 }
 
+/// A worker's quads of all rows: neighbouring ones are different blocks'.
+MARROW_DEVICE Walk walk_of_grid(const Shape& s) {
+  return Walk(thread_index() / kQuadLanes * grid_size() + block_index(),
+              block_size() / kQuadLanes * grid_size(), s.combine_quads, s.by_combine_quads);
+}
+
 template <bool kSum>
 MARROW_DEVICE void send_combine(const Run& r, const CombineArgs& a) {
   const Shape& s = r.s;
   if (block_index() == 0) say_hello(r);
-  // Neighbouring quads to different blocks.
-  const Walk walk(thread_index() / kQuadLanes * grid_size() + block_index(),
-                  block_size() / kQuadLanes * grid_size(), s.combine_quads, s.by_combine_quads);
+  const Walk walk = walk_of_grid(s);
   if constexpr (kSum) {
     send_sums(r, a, walk, thread_index() % kQuadLanes);
   } else {
@@ -317,9 +320,7 @@ struct Incoming {
   int tokens = 0;
   Walk walk;
   TokenColumns first;
-  MARROW_DEVICE Incoming(const Run& r, const CombineArgs& a)
-      : walk(thread_index() / kQuadLanes * grid_size() + block_index(),
-             block_size() / kQuadLanes * grid_size(), r.s.combine_quads, r.s.by_combine_quads) {
+  MARROW_DEVICE Incoming(const Run& r, const CombineArgs& a) : walk(walk_of_grid(r.s)) {
     tokens = r.table<HandleHead>(0)->tokens;
     if (walk.number < r.s.tokens) first = TokenColumns(r, a, walk.number);
   }
@@ -507,18 +508,16 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
   };
   if (invalid || now.stopped) {
     if (a.receive) stop_combine(Run(comm, window, s, a.handle, received, start, failed), a);
-    turn.end(count_on);
-    note_times(a.times, start);
-    return;
+  } else {
+    const std::uint64_t begun =
+        a.receive && s.far_any ? load_relaxed<Scope::device>(&control->started) : start;
+    const Run in(comm, window, s, a.handle, received, begun, failed);
+    const Incoming incoming(in, a);
+    if (a.send) send_combine<kSum>(Run(comm, window, s, a.handle, sent, start, failed), a);
+    note(Point::rows_sent);
+    if (a.receive) receive_combine(in, a, incoming);
+    note(Point::rows_received);
   }
-  const std::uint64_t begun =
-      a.receive && s.far_any ? load_relaxed<Scope::device>(&control->started) : start;
-  const Run in(comm, window, s, a.handle, received, begun, failed);
-  const Incoming incoming(in, a);
-  if (a.send) send_combine<kSum>(Run(comm, window, s, a.handle, sent, start, failed), a);
-  note(Point::rows_sent);
-  if (a.receive) receive_combine(in, a, incoming);
-  note(Point::rows_received);
   turn.end(count_on);
   note_times(a.times, start);
 }

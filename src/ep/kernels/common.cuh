@@ -188,6 +188,14 @@ MARROW_DEVICE std::byte* record_at(const Run& r, int entry, Origin origin) {
              r.s.record_stride;
 }
 
+/// A record's rows.
+MARROW_DEVICE std::int32_t* rows_of(std::byte* record) {
+  return reinterpret_cast<std::int32_t*>(record + sizeof(Record));
+}
+MARROW_DEVICE const std::int32_t* rows_of(const std::byte* record) {
+  return reinterpret_cast<const std::int32_t*>(record + sizeof(Record));
+}
+
 /// Waits for something of one source. All blocks of a kernel must judge alike whether a source is in time, since rows are
 /// placed by what all sources sent. A block that waited for long, or gives up, writes its verdict, and the first one
 /// counts; those that hardly waited need none, as by the deadline everybody sees what they saw.

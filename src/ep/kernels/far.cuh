@@ -62,10 +62,6 @@ MARROW_DEVICE Status far_dispatch(const Run& r, const Gin<>& gin, int peer) {
   return status;
 }
 
-MARROW_DEVICE const std::int32_t* rows_of(const std::byte* record) {
-  return reinterpret_cast<const std::int32_t*>(record + sizeof(Record));
-}
-
 MARROW_DEVICE Status far_combine(const Run& r, const Gin<>& gin, int peer, const FarArgs& a) {
   const Shape& s = r.s;
   const bool by_pair = a.exact && !s.rank_major;

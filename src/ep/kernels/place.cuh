@@ -51,8 +51,7 @@ MARROW_DEVICE void place_column(const Run& r, std::uint32_t* memory, int column)
       const int slot = source * s.tokens + token;
       const bool fits = place < static_cast<std::uint32_t>(s.capacity);
       const std::int64_t row = fits ? static_cast<std::int64_t>(column) * s.capacity + place : -1;
-      auto* rows = reinterpret_cast<std::int32_t*>(record_at(r, 0, Origin::of(source, token)) +
-                                                   sizeof(Record));
+      std::int32_t* rows = rows_of(record_at(r, 0, Origin::of(source, token)));
       auto* weights = reinterpret_cast<float*>(rows + s.record_rows);
       const float mine = wait_for_weight(r, source, token, k);
       rows[order] = static_cast<std::int32_t>(row);

@@ -45,9 +45,7 @@ MARROW_DEVICE std::int32_t row_of(const Run& r, const Placed& p, Origin origin, 
   const Shape& s = r.s;
   if (!s.place_in_block) {
     const std::byte* record = record_at(r, 0, origin);
-    return k < reinterpret_cast<const Record*>(record)->count
-               ? reinterpret_cast<const std::int32_t*>(record + sizeof(Record))[k]
-               : -1;
+    return k < reinterpret_cast<const Record*>(record)->count ? rows_of(record)[k] : -1;
   }
   if (s.rank_major) return k == 0 ? origin.source() * s.tokens + row_in_rank(s, p, origin) : -1;
   const int column = id_in(p.ids + origin.slot(s.tokens) * ids_stride(s), k) - s.first;
@@ -106,7 +104,7 @@ MARROW_DEVICE void write_choice(const Run& r, int entry, Origin origin, int k, i
     return static_cast<unsigned>(id_of(choice) - s.first) < static_cast<unsigned>(s.local);
   };
   std::byte* bytes = record_at(r, entry, origin);
-  auto* rows = reinterpret_cast<std::int32_t*>(bytes + sizeof(Record));
+  auto* rows = rows_of(bytes);
   const bool mine = ours(k);
   float weight = 0;
   if (mine) weight = wait_for_weight(r, origin.source(), origin.token(), k);
