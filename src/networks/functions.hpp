@@ -64,6 +64,40 @@ struct Functions {
     of(endpoint).abort(peer);
     return MARROW_NETWORK_OK;
   }
+
+  /// What a network has of its own.
+  struct Own {
+    decltype(marrow_network::init) init;
+    decltype(marrow_network::finalize) finalize;
+    decltype(marrow_network::devices) devices;
+    decltype(marrow_network::properties) properties;
+    decltype(marrow_network::listen) listen;
+    decltype(marrow_network::connect) connect;
+  };
+  /// The network's table.
+  static constexpr marrow_network table(const char* name, std::int32_t priority, const Own& own) {
+    return {MARROW_NETWORK_VERSION,
+            sizeof(marrow_network),
+            name,
+            priority,
+            0,
+            own.init,
+            own.finalize,
+            own.devices,
+            own.properties,
+            own.listen,
+            own.connect,
+            close,
+            register_memory,
+            deregister_memory,
+            import_key,
+            release_key,
+            post,
+            progress,
+            test,
+            abort,
+            networks::last_error};
+  }
 };
 
 }  // namespace marrow::networks

@@ -75,29 +75,8 @@ int connect(void* endpoint, const marrow_network_address* addresses, std::uint64
   });
 }
 
-constexpr marrow_network kNetwork = {
-    MARROW_NETWORK_VERSION,
-    sizeof(marrow_network),
-    "shm",
-    50,
-    0,
-    init,
-    finalize,
-    devices,
-    properties,
-    listen,
-    connect,
-    Common::close,
-    Common::register_memory,
-    Common::deregister_memory,
-    Common::import_key,
-    Common::release_key,
-    Common::post,
-    Common::progress,
-    Common::test,
-    Common::abort,
-    last_error,
-};
+constexpr marrow_network kNetwork =
+    Common::table("shm", 50, {init, finalize, devices, properties, listen, connect});
 
 [[maybe_unused]] const int kRegistered = marrow_network_register(&kNetwork);
 

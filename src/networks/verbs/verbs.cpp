@@ -79,29 +79,8 @@ int connect(void* endpoint, const marrow_network_address* addresses, std::uint64
   });
 }
 
-constexpr marrow_network kNetwork = {
-    MARROW_NETWORK_VERSION,
-    sizeof(marrow_network),
-    "verbs",
-    40,
-    0,
-    init,
-    finalize,
-    devices,
-    properties,
-    listen,
-    connect,
-    Common::close,
-    Common::register_memory,
-    Common::deregister_memory,
-    Common::import_key,
-    Common::release_key,
-    Common::post,
-    Common::progress,
-    Common::test,
-    Common::abort,
-    networks::last_error,
-};
+constexpr marrow_network kNetwork =
+    Common::table("verbs", 40, {init, finalize, devices, properties, listen, connect});
 
 [[maybe_unused]] const int kRegistered = marrow_network_register(&kNetwork);
 
