@@ -28,7 +28,7 @@ run() {
   timeout "$limit" "$@" >"$log" 2>&1 || code=$?
   printf '%-24s exit %-3d %3d s  %s passed, %s skipped, %s failed\n' "$name" "$code" $((SECONDS - start)) \
     "$(grep -c '^\[       OK' "$log")" "$(grep -c '^\[  SKIPPED \].*ms)' "$log")" "$(grep -c '^\[  FAILED  \].*ms)' "$log")"
-  [ $code = 0 ] && return
+  [ $code = 0 ] && grep -q '^\[       OK' "$log" && return
   failed=1
   grep -E '^\[  FAILED|rank |threw|crashed|Invalid|ERROR SUMMARY|WARN' "$log" | cut -c1-200 | head -20
   [ $code = 124 ] && tail -2 "$log"

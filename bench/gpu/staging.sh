@@ -14,6 +14,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/programs.sh"
 program=$(need_program marrow_proxy_bench) || exit
 failed=0
+# shellcheck disable=SC2034  # for step
+step_failures="^FAIL:"
 if [ -n "${CONFORMANCE:-}" ] && [ -x "$(find_program marrow_conformance_gpu)" ]; then
   # As GPU memory would be on a network that cannot reach it, at both switch-overs.
   for bytes in 4K 0; do

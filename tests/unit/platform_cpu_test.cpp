@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "groups_kernel.cuh"
 #include "marrow/device.cuh"
 
 namespace marrow {
@@ -85,19 +86,6 @@ TEST_P(PlatformCpu, ThreadsThatReturnNoLongerCount) {
   }
 }
 
-void block_max_kernel(std::uint64_t* wrong) {
-  for (std::uint32_t r = 0; r < 32; ++r) {
-    const bool mine =
-        r % static_cast<std::uint32_t>(block_size()) == static_cast<std::uint32_t>(thread_index());
-    if (block_max(mine ? 1 + r % 4 : 0) != 1 + r % 4) fetch_add_relaxed<Scope::system>(wrong, 1);
-  }
-}
-TEST_P(PlatformCpu, BlockMaxIsSeenByAll) {
-  std::uint64_t wrong = 0;
-  launch(kCpu, 1, 6, 0, block_max_kernel, &wrong);
-  EXPECT_EQ(wrong, 0u);
-}
-
 // 10 threads: with 4 lanes the last warp is cut to 2.
 void warp_kernel(std::uint64_t* wrong) {
   const std::uint32_t all = full_mask();
@@ -130,34 +118,13 @@ TEST_P(PlatformCpu, WarpOperationsAgreeWithTheirDefinition) {
   EXPECT_EQ(wrong, 0u);
 }
 
-template <class Coop>
-void group_checks(const Coop& coop, int group_of_mine, std::uint64_t* slot, std::uint64_t* wrong) {
-  for (int r = 0; r < 16; ++r) {
-    const int who = r % coop.size();
-    if (coop.rank() == who) slot[group_of_mine] = static_cast<std::uint64_t>(r);
-    coop.sync();
-    if (slot[group_of_mine] != static_cast<std::uint64_t>(r))
-      fetch_add_relaxed<Scope::system>(wrong, 1);
-    const Status worst = coop.agree(coop.rank() == who ? Status::aborted : Status::timeout);
-    if (worst != Status::aborted) fetch_add_relaxed<Scope::system>(wrong, 1);
+void groups_kernel(std::uint64_t* wrong) { groups_agree(wrong); }
+TEST_P(PlatformCpu, GroupsMeetAgreeAndHearTheirFirstMember) {
+  for (const int threads : {1, 6, 37}) {
+    std::uint64_t wrong = 0;
+    launch(kCpu, 1, threads, kGroupsSharedBytes, groups_kernel, &wrong);
+    EXPECT_EQ(wrong, 0u) << threads << " threads";
   }
-}
-void groups_kernel(std::uint64_t* wrong) {
-  auto* slot = dynamic_shared<std::uint64_t>();
-  const int t = thread_index();
-  const Tile<2> pair;
-  group_checks(Thread{}, t, slot, wrong);
-  block_sync();
-  group_checks(pair, t / pair.width(), slot, wrong);
-  block_sync();
-  group_checks(Warp{}, t / warp_lanes(), slot, wrong);
-  block_sync();
-  group_checks(Block{}, 0, slot, wrong);
-}
-TEST_P(PlatformCpu, GroupsMeetAndAgree) {
-  std::uint64_t wrong = 0;
-  launch(kCpu, 1, 6, 64 * 8, groups_kernel, &wrong);
-  EXPECT_EQ(wrong, 0u);
 }
 
 struct Channel {

@@ -12,6 +12,19 @@ inline namespace gpu_device {
 inline namespace cpu_device {
 #endif
 
+namespace detail {
+/// @param any  asks the group whether one of its members says so
+template <class Any>
+MARROW_DEVICE Status worst_of(Status status, const Any& any) {
+  Status worst = Status::ok;
+  if (!any(status != Status::ok)) return worst;
+  for (std::uint32_t s = 1; s <= static_cast<std::uint32_t>(Status::invalid); ++s) {
+    if (any(static_cast<std::uint32_t>(status) >= s)) worst = static_cast<Status>(s);
+  }
+  return worst;
+}
+}  // namespace detail
+
 /// One thread, alone. The default of every operation.
 struct Thread {
   MARROW_DEVICE int rank() const { return 0; }
@@ -20,7 +33,8 @@ struct Thread {
   /// The worst status of the group's members, at each of them; also a sync.
   MARROW_DEVICE Status agree(Status status) const { return status; }
   /// Member 0's word, at each member.
-  MARROW_DEVICE std::uint64_t first(std::uint64_t word) const { return word; }
+  /// @param bits  the lowest that count: a block, which has no shared memory of its own, asks bit by bit
+  MARROW_DEVICE std::uint64_t first(std::uint64_t word, int = 64) const { return word; }
 };
 
 /// `kLanes` neighbouring lanes of a warp (a power of two; at most the warp). On the CPU device a
@@ -34,15 +48,9 @@ struct Tile {
   MARROW_DEVICE void sync() const { warp_sync(mask()); }
   MARROW_DEVICE Status agree(Status status) const {
     const std::uint32_t lanes = mask();
-    Status worst = Status::ok;
-    if (!warp_ballot(lanes, status != Status::ok)) return worst;
-    for (std::uint32_t s = 1; s <= static_cast<std::uint32_t>(Status::invalid); ++s) {
-      if (warp_ballot(lanes, static_cast<std::uint32_t>(status) >= s))
-        worst = static_cast<Status>(s);
-    }
-    return worst;
+    return detail::worst_of(status, [&](bool mine) { return warp_ballot(lanes, mine) != 0; });
   }
-  MARROW_DEVICE std::uint64_t first(std::uint64_t word) const {
+  MARROW_DEVICE std::uint64_t first(std::uint64_t word, int = 64) const {
     const std::uint32_t lanes = mask();
     return warp_shuffle(lanes, word, lowest_lane(lanes));
   }
@@ -75,13 +83,13 @@ struct Block {
   MARROW_DEVICE int size() const { return block_size(); }
   MARROW_DEVICE void sync() const { block_sync(); }
   MARROW_DEVICE Status agree(Status status) const {
-    return static_cast<Status>(block_max(static_cast<std::uint32_t>(status)));
+    return detail::worst_of(status, [](bool mine) { return block_any(mine); });
   }
-  MARROW_DEVICE std::uint64_t first(std::uint64_t word) const {
-    const std::uint32_t high = rank() == 0 ? static_cast<std::uint32_t>(word >> 32) : 0;
-    const std::uint32_t low = rank() == 0 ? static_cast<std::uint32_t>(word) : 0;
-    const std::uint64_t top = block_max(high);
-    return top << 32 | block_max(low);
+  MARROW_DEVICE std::uint64_t first(std::uint64_t word, int bits = 64) const {
+    std::uint64_t out = 0;
+    for (int bit = 0; bit < bits; ++bit)
+      out |= std::uint64_t{block_any(rank() == 0 && (word >> bit & 1) != 0)} << bit;
+    return out;
   }
   /// Block's dynamic shared memory, from byte_offset on.
   template <class T>

@@ -6,7 +6,7 @@
 //
 //   position   block_index() block_identity() grid_size() thread_index() block_size() lane_index() warp_lanes()
 //              dynamic_shared<T>(byte_offset)           block's shared memory, given at launch
-//   groups     block_sync()  block_max(v)               all threads of the block
+//   groups     block_sync()  block_any(p)               all threads of the block
 //              warp_sync(mask) warp_ballot(mask, p) warp_shuffle(mask, v, lane) warp_match(mask, v)
 //              full_mask()  converged_lanes()           lanes that are here together (CPU: only oneself)
 //   words      load_relaxed<S>(p) store_relaxed<S>(p, v) fetch_add_relaxed<S>(p, n)

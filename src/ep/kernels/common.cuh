@@ -396,7 +396,7 @@ class Turn {
 
 /// Whether kernels may exchange nothing, for kernels that read no Numbers: the same for all threads of the block.
 MARROW_DEVICE bool is_stopped(const Control* control) {
-  return block_max(static_cast<std::uint32_t>(load_relaxed<Scope::device>(&control->stopped))) != 0;
+  return block_any(load_relaxed<Scope::device>(&control->stopped) != 0);
 }
 
 /// Whether a call is out of turn: replays of graphs pass by the host's count.

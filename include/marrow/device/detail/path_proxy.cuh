@@ -50,11 +50,11 @@ struct PathProxy : private ProxyProducer {
       }
       ahead.status = coop.agree(ahead.status);
       if (ahead.status != Status::ok) return ahead.status;
-      const std::uint64_t slot =
-          coop.first(static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(ahead.slot)));
-      copy(reinterpret_cast<void*>(static_cast<std::uintptr_t>(slot)),
-           op.source.local + op.source_offset, op.bytes, static_cast<unsigned>(coop.rank()),
-           static_cast<unsigned>(coop.size()));
+      // Its low bits say which slot; the ring follows from the peer.
+      const std::uint64_t index =
+          coop.first(ahead.index, static_cast<int>(comm.proxy->stage_log_size));
+      copy(slot_of(comm.proxy, context, op.peer, index).slot, op.source.local + op.source_offset,
+           op.bytes, static_cast<unsigned>(coop.rank()), static_cast<unsigned>(coop.size()));
       coop.sync();
       if (coop.rank() == 0) release_slot();
     }
@@ -258,15 +258,21 @@ struct PathProxy : private ProxyProducer {
     const std::uint32_t number = where(true, proxy, context, peer).number;
     ProxyRing& ring = *(proxy->stage_rings + number);
     Place place;
-    Taken taken{};
-    taken.status = alone ? reserve_alone(comm, ring, 1, deadline, peer, &place)
-                         : reserve_together(comm, {&ring, number}, 1, deadline, peer, &place);
-    const std::uint64_t slot = (static_cast<std::uint64_t>(number) << proxy->stage_log_size) +
-                               (place.first & ((std::uint64_t{1} << proxy->stage_log_size) - 1));
-    taken.slot = proxy->stage + (slot << proxy->stage_log_slot);
-    taken.unused = proxy->stage_unused + slot;
-    taken.index = place.first;
+    const Status status = alone
+                              ? reserve_alone(comm, ring, 1, deadline, peer, &place)
+                              : reserve_together(comm, {&ring, number}, 1, deadline, peer, &place);
+    Taken taken = slot_of(proxy, context, peer, place.first);
+    taken.status = status;
     return taken;
+  }
+  template <class At>
+  static MARROW_DEVICE Taken slot_of(const ProxyDevice* proxy, At context, int peer,
+                                     std::uint64_t index) {
+    const std::uint64_t ring = where(true, proxy, context, peer).number;
+    const std::uint64_t slot = (ring << proxy->stage_log_size) +
+                               (index & ((std::uint64_t{1} << proxy->stage_log_size) - 1));
+    return {proxy->stage + (slot << proxy->stage_log_slot), proxy->stage_unused + slot, index,
+            Status::ok};
   }
   /// Publishes what was written to a slot, whatever the caller had released before; as release_payload.
   static MARROW_DEVICE_COLD void release_slot() { release_payload(Knobs{}); }

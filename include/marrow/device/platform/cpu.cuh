@@ -42,17 +42,17 @@ MARROW_DEVICE void block_sync() {
   }
 }
 
-MARROW_DEVICE std::uint32_t block_max(std::uint32_t value) {
+MARROW_DEVICE bool block_any(bool mine) {
   CpuBlock* block = cpu_thread().block;
-  if (!block || block->size == 1) return value;
-  block->value[cpu_thread().index].store(value, std::memory_order_relaxed);
+  if (!block || block->size == 1) return mine;
+  block->value[cpu_thread().index].store(mine, std::memory_order_relaxed);
   block_sync();
-  std::uint32_t largest = 0;
+  bool any = false;
   for (int i = 0; i < block->size; ++i) {
-    largest = std::max(largest, block->value[i].load(std::memory_order_relaxed));
+    any |= block->value[i].load(std::memory_order_relaxed) != 0;
   }
   block_sync();
-  return largest;
+  return any;
 }
 
 MARROW_DEVICE std::uint32_t full_mask() {

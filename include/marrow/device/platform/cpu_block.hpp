@@ -84,7 +84,7 @@ struct CpuBlock {
   std::byte* shared = nullptr;
   CpuBarrier barrier;
   std::unique_ptr<CpuWarp[]> warps;
-  std::unique_ptr<std::atomic<std::uint32_t>[]> value;  ///< block_max, one slot a thread
+  std::unique_ptr<std::atomic<std::uint32_t>[]> value;  ///< block_any, one slot a thread
 };
 
 struct CpuThread {

@@ -42,15 +42,7 @@ MARROW_DEVICE T* dynamic_shared(std::size_t byte_offset = 0) {
 
 MARROW_DEVICE void block_sync() { __syncthreads(); }
 
-/// Largest value over the block's threads (a small one: fits 4 bits); also a block_sync.
-MARROW_DEVICE std::uint32_t block_max(std::uint32_t value) {
-  if (!__syncthreads_or(static_cast<int>(value))) return 0;
-  std::uint32_t largest = 0;
-  for (std::uint32_t v = 1; v < 8; ++v) {
-    if (__syncthreads_or(value >= v)) largest = v;
-  }
-  return largest;
-}
+MARROW_DEVICE bool block_any(bool mine) { return __syncthreads_or(mine); }
 
 MARROW_DEVICE std::uint32_t full_mask() {
   const unsigned first = threadIdx.x & ~31u;
