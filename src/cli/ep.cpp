@@ -150,16 +150,21 @@ std::vector<Row> rows_of(const EpOptions& o, const RankLine& line, int rank, boo
   return rows;
 }
 
-std::vector<Row> rows_of(const PeerLine& p, const PathUse& use) {
+std::vector<Row> rows_of(const EpOptions& o, const PeerLine& p, const PathUse& use) {
   std::vector<Row> rows;
-  for (const auto& [what, us] :
-       {std::pair{"dispatch", p.dispatch_us}, std::pair{"combine", p.combine_us}}) {
-    Row row = make_row(use, std::string("ep ") + what + " time of " + p.library, "us");
-    row.statistics = statistics_of({us});
-    row.parameters = {{"rank", std::int64_t{p.rank}}, {"library", p.library}};
+  const auto add = [&](const std::string& what, const char* unit, double value) {
+    Row row = make_row(use, "ep " + what + " of " + p.library, unit);
+    row.statistics = statistics_of({value});
+    row.parameters = {
+        {"rank", std::int64_t{p.rank}}, {"library", p.library}, {"tokens", o.tokens},
+        {"hidden", o.hidden},           {"top_k", o.top_k},     {"experts", o.experts}};
     row.note = p.note;
     rows.push_back(std::move(row));
-  }
+  };
+  add("dispatch time", "us", p.dispatch_us);
+  add("dispatch logical", "GB/s", p.dispatch_gbs);
+  add("combine time", "us", p.combine_us);
+  add("combine logical", "GB/s", p.combine_gbs);
   return rows;
 }
 
@@ -229,7 +234,7 @@ int run_ep(const EpOptions& given) {
       for (Row& row : rows_of(options, lines[r], static_cast<int>(r), team.on_gpu()))
         document.rows.push_back(std::move(row));
     for (const PeerLine& line : peers.lines)
-      for (Row& row : rows_of(line, lines[0].use)) document.rows.push_back(std::move(row));
+      for (Row& row : rows_of(options, line, lines[0].use)) document.rows.push_back(std::move(row));
     write_json(options.json, document);
   }
   return 0;

@@ -58,6 +58,23 @@ TEST(EpCompare, ReadsTheSecondGenerationWithItsEpilogues) {
   EXPECT_DOUBLE_EQ(lines[0].combine_us, 43.0);
 }
 
+TEST(EpCompare, KeepsRanksApartThatShareALine) {
+  const auto joined = [](std::string text) {
+    std::erase(text, '\n');
+    return text;
+  };
+  std::vector<PeerLine> lines = read_deepep(joined(kFirst));
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_DOUBLE_EQ(lines[0].dispatch_us, 33.0);
+  EXPECT_DOUBLE_EQ(lines[0].combine_us, 56.9);
+  EXPECT_DOUBLE_EQ(lines[1].dispatch_us, 33.12);
+  EXPECT_DOUBLE_EQ(lines[1].combine_us, 57.01);
+  lines = read_deepep(joined(kSecond));
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_DOUBLE_EQ(lines[0].dispatch_us, 25.0);
+  EXPECT_DOUBLE_EQ(lines[0].combine_us, 43.0);
+}
+
 TEST(EpCompare, RunsWhatIsThereAndSaysWhatIsNot) {
   std::string folder = (std::filesystem::temp_directory_path() / "marrow deepep-XXXXXX").string();
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
@@ -79,6 +96,12 @@ TEST(EpCompare, RunsWhatIsThereAndSaysWhatIsNot) {
   ASSERT_EQ(run.skipped.size(), 2u);
   EXPECT_NE(run.skipped[0].find("no module torch"), std::string::npos);
   EXPECT_EQ(run_deepep("deepep=" + folder, options, 4, false).skipped.size(), 1u);
+  std::filesystem::create_directories(folder + "/tests/elastic");
+  std::ofstream(folder + "/tests/elastic/test_ep.py")
+      << "import sys\nassert sys.argv[-1] == '--test-first-only'\nprint('''" << kSecond << "''')\n";
+  run = run_deepep("deepep=" + folder, options, 4, true);
+  ASSERT_EQ(run.lines.size(), 1u);
+  EXPECT_EQ(run.lines[0].library, "DeepEP V2");
   std::filesystem::remove_all(folder);
 }
 
