@@ -117,10 +117,10 @@ constexpr std::array kTable = {
          "first window or buffer that is staged. At least 64 KiB a peer are taken. The same on "
          "every "
          "rank."),
-    size("MARROW_PROXY_STAGE_KERNEL_BYTES", "16K", 0, 65536, "proxy",
+    size("MARROW_PROXY_STAGE_KERNEL_BYTES", "32K", 0, 65536, "proxy",
          "Puts from staged memory of at most so many bytes are written to pinned memory by the "
          "kernel itself, larger ones by the GPU's copy engine. 0: all by the copy engine."),
-    size("MARROW_PROXY_STAGE_THREAD_BYTES", "1K", 0, 65536, "proxy",
+    size("MARROW_PROXY_STAGE_THREAD_BYTES", "4K", 0, 65536, "proxy",
          "And of at most so many bytes for each calling thread: one alone takes longer than a copy "
          "engine does to start."),
     integer("MARROW_PROXY_THREADS", "1", 1, 64, "proxy",
