@@ -102,6 +102,13 @@ TEST(EpCompare, RunsWhatIsThereAndSaysWhatIsNot) {
   run = run_deepep("deepep=" + folder, options, 4, true);
   ASSERT_EQ(run.lines.size(), 1u);
   EXPECT_EQ(run.lines[0].library, "DeepEP V2");
+  EXPECT_EQ(run.skipped.size(), 1u);
+  std::ofstream(folder + "/tests/elastic/test_ep.py", std::ios::app)
+      << "raise SystemExit('rows differ')\n";
+  run = run_deepep("deepep=" + folder, options, 4, true);
+  EXPECT_EQ(run.lines.size(), 1u);
+  ASSERT_EQ(run.skipped.size(), 2u);
+  EXPECT_NE(run.skipped[1].find("it ended with 1: rows differ"), std::string::npos);
   std::filesystem::remove_all(folder);
 }
 
