@@ -12,6 +12,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/log.hpp"
 #include "base/system_error.hpp"
@@ -95,12 +96,12 @@ Fd unix_connect(const std::string& name, Deadline deadline) {
   }
 }
 
-Fd unix_accept(int listener, Deadline deadline) {
+Fd unix_accept_waiting(int listener) {
   for (;;) {
-    wait_for(listener, POLLIN, deadline, "accepting a connection");
     Fd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) {
-      if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno == EAGAIN) return Fd();
       throw_errno("accepting a connection on a Unix socket");
     }
     try {
@@ -110,6 +111,13 @@ Fd unix_accept(int listener, Deadline deadline) {
       continue;
     }
     return fd;
+  }
+}
+
+Fd unix_accept(int listener, Deadline deadline) {
+  for (;;) {
+    wait_for(listener, POLLIN, deadline, "accepting a connection");
+    if (Fd fd = unix_accept_waiting(listener)) return fd;
   }
 }
 
@@ -189,10 +197,15 @@ void send_fds(int socket, std::span<const int> fds, std::span<const std::byte> p
 }
 
 FdMessage receive_fds(int socket, Deadline deadline) {
-  FdMessage out;
-  std::size_t total = 0;
-  bool first = true;
-  while (first || out.fds.size() < total) {
+  FdReceiver receiver;
+  for (;;) {
+    wait_for(socket, POLLIN, deadline, "receiving file descriptors");
+    if (std::optional<FdMessage> message = receiver.take(socket)) return std::move(*message);
+  }
+}
+
+std::optional<FdMessage> FdReceiver::take(int socket) {
+  while (!begun_ || message_.fds.size() < total_) {
     PacketHeader header = {};
     std::array<std::byte, kMaxFdPayload> payload;
     std::array<iovec, 2> parts = {iovec{&header, sizeof(header)},
@@ -203,9 +216,9 @@ FdMessage receive_fds(int socket, Deadline deadline) {
     message.msg_iovlen = parts.size();
     message.msg_control = control.data();
     message.msg_controllen = control.size();
-    wait_for(socket, POLLIN, deadline, "receiving file descriptors");
     ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return std::nullopt;
     if (got < 0 && errno != ECONNRESET) throw_errno("receiving file descriptors");
     if (got <= 0) {
       throw Error(Code::peer_failed,
@@ -213,7 +226,7 @@ FdMessage receive_fds(int socket, Deadline deadline) {
                   "look for the first error of the other ranks of this host.");
     }
     // Take ownership first: a malformed packet must not leak what came with it.
-    std::size_t before = out.fds.size();
+    std::size_t before = message_.fds.size();
     for (cmsghdr* head = CMSG_FIRSTHDR(&message); head != nullptr;
          head = CMSG_NXTHDR(&message, head)) {
       if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
@@ -221,7 +234,7 @@ FdMessage receive_fds(int socket, Deadline deadline) {
       for (std::size_t i = 0; i < count; ++i) {
         int fd = -1;
         std::memcpy(&fd, CMSG_DATA(head) + i * sizeof(int), sizeof(int));
-        out.fds.emplace_back(fd);
+        message_.fds.emplace_back(fd);
       }
     }
     if ((message.msg_flags & MSG_CTRUNC) != 0) {
@@ -231,18 +244,20 @@ FdMessage receive_fds(int socket, Deadline deadline) {
     std::size_t body = static_cast<std::size_t>(got) - std::min<std::size_t>(got, sizeof(header));
     if (static_cast<std::size_t>(got) < sizeof(header) || header.magic != kMagic ||
         (message.msg_flags & MSG_TRUNC) != 0 || header.payload_bytes != body ||
-        header.fds_here != out.fds.size() - before || header.fds_total > kMaxFds ||
-        (!first && header.fds_total != total) || header.fds_total < out.fds.size()) {
+        header.fds_here != message_.fds.size() - before || header.fds_total > kMaxFds ||
+        (begun_ && header.fds_total != total_) || header.fds_total < message_.fds.size() ||
+        (header.fds_here == 0 && header.fds_total != 0)) {  // would go on for ever
       throw Error(Code::network, "A malformed message came over a Unix socket.",
                   "see whether all ranks run the same version of Marrow.");
     }
-    total = header.fds_total;
-    if (first) {
-      out.payload.assign(payload.begin(), payload.begin() + static_cast<std::ptrdiff_t>(body));
+    total_ = header.fds_total;
+    if (!begun_) {
+      message_.payload.assign(payload.begin(), payload.begin() + static_cast<std::ptrdiff_t>(body));
     }
-    first = false;
+    begun_ = true;
   }
-  return out;
+  begun_ = false;
+  return std::exchange(message_, {});
 }
 
 }  // namespace marrow::base

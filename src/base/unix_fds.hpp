@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -38,6 +39,9 @@ Fd unix_connect(const std::string& name, Deadline deadline);
 /// Throws Error(timeout, system).
 Fd unix_accept(int listener, Deadline deadline);
 
+/// The same without a wait: invalid when nobody of this user waits there. Throws Error(system).
+Fd unix_accept_waiting(int listener);
+
 /// A connected pair in this process or for a child. Throws Error(system).
 std::pair<Fd, Fd> unix_pair();
 
@@ -52,5 +56,18 @@ void send_fds(int socket, std::span<const int> fds, std::span<const std::byte> p
 /// Receives one send_fds. Throws Error(timeout, peer_failed, out_of_memory, network on a malformed
 /// message).
 FdMessage receive_fds(int socket, Deadline deadline);
+
+/// One socket's next send_fds as it comes in, without waiting: for who listens to several at once.
+class FdReceiver {
+ public:
+  /// Takes what lies there. @return the message once it is whole, then begins anew
+  /// Throws Error(peer_failed, out_of_memory, network on a malformed message).
+  std::optional<FdMessage> take(int socket);
+
+ private:
+  FdMessage message_;
+  std::size_t total_ = 0;  ///< descriptors of the whole batch
+  bool begun_ = false;
+};
 
 }  // namespace marrow::base

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "base/fd_door.hpp"
 #include "base/random.hpp"
 #include "base/text.hpp"
 #include "base/unix_fds.hpp"
@@ -35,12 +36,20 @@ std::span<const std::byte> raw(const Greeting& greeting) {
   return std::as_bytes(std::span(&greeting, 1));
 }
 
-void wait_readable(int fd, Deadline deadline) {
+/// How often a wait looks whether a peer has failed.
+constexpr milliseconds kSlice{50};
+/// Connections that may say nothing at a time; as many as the service itself bears.
+constexpr std::size_t kMostStrangers = 256;
+
+Error late(std::size_t rank) {
+  return Error(Code::timeout,
+               cat("Rank ", rank, " of this host did not send its file descriptors in time."),
+               "see what that rank does, or raise MARROW_BOOTSTRAP_TIMEOUT.");
+}
+
+void wait_readable(int fd, Deadline deadline, std::size_t rank) {
   pollfd entry = {fd, POLLIN, 0};
-  if (::poll(&entry, 1, deadline.poll_timeout()) == 0) {
-    throw Error(Code::timeout, "A rank of this host did not send its file descriptors in time.",
-                "see what the other ranks of this host do.");
-  }
+  if (::poll(&entry, 1, deadline.poll_timeout()) == 0) throw late(rank);
 }
 
 }  // namespace
@@ -54,7 +63,7 @@ std::vector<std::vector<Fd>> Bootstrap::exchange_fds(std::span<const int> mine,
   Meeting me;
   base::random_bytes(me.token);
   me.name = "marrow-fds-" + base::random_name();
-  Fd listener = base::unix_listen(me.name, nranks() + 16);
+  base::FdDoor door(base::unix_listen(me.name, nranks() + 16), kMostStrangers + count);
   Writer out;
   out.raw(me.token).text(me.name);
   std::vector<Bytes> all = allgather(out.view(), deadline);
@@ -72,7 +81,7 @@ std::vector<std::vector<Fd>> Bootstrap::exchange_fds(std::span<const int> mine,
   // Waits in slices, so that a peer's death ends them.
   auto sliced = [&](auto&& action) {
     for (;;) {
-      Deadline slice = Deadline::earliest(deadline, Deadline::after(milliseconds(50)));
+      Deadline slice = Deadline::earliest(deadline, Deadline::after(kSlice));
       try {
         return action(slice);
       } catch (const Error& error) {
@@ -101,9 +110,7 @@ std::vector<std::vector<Fd>> Bootstrap::exchange_fds(std::span<const int> mine,
     naming(peer, [&] { base::send_fds(socket.get(), mine, raw(greeting), deadline); });
   };
   std::vector<std::vector<Fd>> received(count);
-  auto receive = [&](const Fd& socket) -> std::optional<std::size_t> {
-    sliced([&](Deadline slice) { wait_readable(socket.get(), slice); });
-    base::FdMessage message = base::receive_fds(socket.get(), deadline);
+  auto take = [&](base::FdMessage message) -> std::optional<std::size_t> {
     Greeting greeting{};
     if (message.payload.size() != sizeof(greeting)) return std::nullopt;
     std::memcpy(&greeting, message.payload.data(), sizeof(greeting));
@@ -117,33 +124,27 @@ std::vector<std::vector<Fd>> Bootstrap::exchange_fds(std::span<const int> mine,
   };
 
   std::vector<std::pair<std::size_t, Fd>> lower;
-  std::size_t higher = 0;
-  for (std::size_t i = 0; i < count; ++i) {
+  for (std::size_t i = 0; i < self; ++i) {
     if (!wanted[i]) continue;
-    if (i > self) {
-      ++higher;
-      continue;
-    }
     Fd socket = sliced([&](Deadline slice) { return base::unix_connect(meetings[i].name, slice); });
     send(socket, i);
     lower.emplace_back(i, std::move(socket));
   }
-  while (higher > 0) {
-    Fd socket = sliced([&](Deadline slice) { return base::unix_accept(listener.get(), slice); });
-    std::optional<std::size_t> from;
-    try {
-      from = receive(socket);
-    } catch (const Error& error) {
-      // Who closes before it has said who it is may be anybody. If it was a member, sliced() will name it.
-      if (error.code() != Code::network && error.code() != Code::peer_failed) throw;
-    }
-    if (!from) continue;  // not a member, one that came twice, or noise
-    send(socket, *from);
-    --higher;
+  // Who comes may be anybody of this user: only a member's first message counts, and only it is waited for.
+  for (;;) {
+    auto due = std::find(wanted.begin() + rank(), wanted.end(), true);
+    if (due == wanted.end()) break;
+    service_->check_usable();  // says which peer failed
+    if (deadline.expired()) throw late(static_cast<std::size_t>(due - wanted.begin()));
+    auto arrival = door.next(Deadline::earliest(deadline, Deadline::after(kSlice)));
+    if (!arrival) continue;
+    if (auto from = take(std::move(arrival->message))) send(arrival->socket, *from);
   }
   for (const auto& [peer, socket] : lower) {
-    std::optional<std::size_t> from =
-        naming(peer, [&receive, &connection = socket] { return receive(connection); });
+    std::optional<std::size_t> from = naming(peer, [&, rank = peer, fd = socket.get()] {
+      sliced([&](Deadline slice) { wait_readable(fd, slice, rank); });
+      return take(base::receive_fds(fd, deadline));
+    });
     if (from != peer) {
       throw Error(Code::authentication,
                   cat("The file descriptors of rank ", peer, " came with another name."),

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "softnic/descriptor_server.hpp"
 
-#include <poll.h>
-
 #include <cstring>
 #include <span>
 #include <string>
@@ -18,17 +16,22 @@ namespace marrow::softnic {
 namespace {
 
 constexpr auto kTime = std::chrono::seconds(2);
+constexpr std::chrono::milliseconds kPause{100};
+/// More than there are processes in a job, each of which asks at once when it has connected.
+constexpr std::size_t kMostSilent = 2 * kMaxProcesses;
 
 std::string socket_name(std::uint64_t number) { return base::cat("marrow-softnic-", number); }
 
 }  // namespace
 
 DescriptorServer::DescriptorServer(Directory& directory, Regions& regions, Engine& lock)
-    : directory_(directory), regions_(regions), lock_(lock) {
-  const std::uint64_t number = base::random_u64() | 1;
-  listener_ = base::unix_listen(socket_name(number));
+    : directory_(directory),
+      regions_(regions),
+      lock_(lock),
+      number_(base::random_u64() | 1),
+      door_(base::unix_listen(socket_name(number_)), kMostSilent) {
   thread_ = base::start_thread("softnic's thread that hands out descriptors", [this] { serve(); });
-  directory_.shared().processes[directory_.self()].descriptors.store(number,
+  directory_.shared().processes[directory_.self()].descriptors.store(number_,
                                                                      std::memory_order_release);
 }
 
@@ -40,28 +43,29 @@ DescriptorServer::~DescriptorServer() {
 
 void DescriptorServer::serve() {
   while (!stop_.load(std::memory_order_relaxed)) {
-    pollfd waiting{listener_.get(), POLLIN, 0};
-    if (::poll(&waiting, 1, 100) <= 0) continue;
     try {
-      const base::Fd connection = base::unix_accept(listener_.get(), base::Deadline::after(kTime));
-      const base::FdMessage asked =
-          base::receive_fds(connection.get(), base::Deadline::after(kTime));
-      std::uint32_t key = 0;
-      if (asked.payload.size() != sizeof key) continue;
-      std::memcpy(&key, asked.payload.data(), sizeof key);
-      base::Fd copy;
-      {
-        Engine::ControlLock lock(lock_);
-        const int fd = regions_.descriptor(key);
-        if (fd >= 0) copy = base::Fd::dup_of(fd);
-      }
-      const int fd = copy.get();
-      base::send_fds(connection.get(), std::span<const int>(&fd, copy ? 1 : 0),
-                     std::as_bytes(std::span(&key, 1)), base::Deadline::after(kTime));
+      if (auto asked = door_.next(base::Deadline::after(kPause))) answer(*asked);
     } catch (const Error& error) {
       MARROW_INFO(softnic, "handing out a descriptor: ", error.what());
+      // Without descriptors of its own the door throws at once, again and again.
+      std::this_thread::sleep_for(kPause);
     }
   }
+}
+
+void DescriptorServer::answer(base::FdDoor::Arrival& asked) {
+  std::uint32_t key = 0;
+  if (asked.message.payload.size() != sizeof key) return;
+  std::memcpy(&key, asked.message.payload.data(), sizeof key);
+  base::Fd copy;
+  {
+    Engine::ControlLock lock(lock_);
+    const int fd = regions_.descriptor(key);
+    if (fd >= 0) copy = base::Fd::dup_of(fd);
+  }
+  const int fd = copy.get();
+  base::send_fds(asked.socket.get(), std::span<const int>(&fd, copy ? 1 : 0),
+                 std::as_bytes(std::span(&key, 1)), base::Deadline::after(kTime));
 }
 
 base::Fd fetch_descriptor(Directory& directory, std::uint32_t process, std::uint32_t key) {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/fd.hpp"
+#include "base/fd_door.hpp"
 #include "softnic/directory.hpp"
 #include "softnic/engine.hpp"
 #include "softnic/regions.hpp"
@@ -24,11 +25,13 @@ class DescriptorServer {
 
  private:
   void serve();
+  void answer(base::FdDoor::Arrival& asked);
 
   Directory& directory_;
   Regions& regions_;
   Engine& lock_;
-  base::Fd listener_;
+  const std::uint64_t number_;  ///< names the socket
+  base::FdDoor door_;           ///< the thread's own
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

@@ -15,12 +15,14 @@
 
 #include "base/deadline.hpp"
 #include "base/fd.hpp"
+#include "base/fd_door.hpp"
 #include "base/mapping.hpp"
 #include "base/memfd.hpp"
 #include "base/numa.hpp"
 #include "base/random.hpp"
 #include "base/unix_fds.hpp"
 #include "marrow/error.hpp"
+#include "unit/silent_strangers.hpp"
 
 namespace marrow::base {
 namespace {
@@ -186,6 +188,52 @@ TEST(UnixFds, AMalformedMessageIsRefusedAndLeaksNothing) {
     EXPECT_EQ(error.code(), Code::network);
   }
   EXPECT_EQ(open_descriptors(), before);
+}
+
+TEST(UnixFds, APacketThatBringsNothingIsMalformed) {
+  auto [a, b] = unix_pair();
+  const std::array<std::uint32_t, 4> header = {0x4d464453, 300, 0, 0};
+  ASSERT_EQ(::write(a.get(), header.data(), sizeof header), ssize_t{sizeof header});
+  try {
+    receive_fds(b.get(), soon());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::network);
+  }
+}
+
+TEST(FdDoor, WhoSaysNothingIsNotWaitedFor) {
+  const std::string name = random_name();
+  FdDoor door(unix_listen(name), 100);
+  EXPECT_FALSE(door.next(Deadline::after(milliseconds(10))));
+  const std::vector<Fd> strangers = test::silent_strangers(name);
+  Fd closes = unix_connect(name, soon());
+  closes.close();
+  Fd lies = unix_connect(name, soon());
+  ASSERT_EQ(::write(lies.get(), "garbage garbage garbage", 23), 23);
+  Fd speaks = unix_connect(name, soon());
+  const std::vector<int> fds(300, STDIN_FILENO);  // two packets
+  send_fds(speaks.get(), fds, std::as_bytes(std::span("hello", 5)), soon());
+  const auto start = std::chrono::steady_clock::now();
+  auto arrival = door.next(soon());
+  ASSERT_TRUE(arrival);
+  EXPECT_EQ(arrival->message.fds.size(), 300u);
+  EXPECT_EQ(arrival->message.payload.size(), 5u);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(500));
+  EXPECT_FALSE(door.next(Deadline::after(milliseconds(20))));
+}
+
+TEST(FdDoor, TheOldestSilentOneMakesRoom) {
+  const std::string name = random_name();
+  FdDoor door(unix_listen(name), 3);
+  std::vector<Fd> all;
+  for (int i = 0; i < 4; ++i) all.push_back(unix_connect(name, soon()));
+  EXPECT_FALSE(door.next(Deadline::after(milliseconds(20))));
+  EXPECT_THROW(send_fds(all[0].get(), {}, {}, soon()), Error);
+  for (std::size_t i = 1; i < all.size(); ++i) {
+    send_fds(all[i].get(), {}, {}, soon());
+    EXPECT_TRUE(door.next(soon())) << i;
+  }
 }
 
 TEST(UnixFds, AnotherUserIsRefused) {

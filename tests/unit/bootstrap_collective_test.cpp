@@ -5,10 +5,7 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
-#include <filesystem>
 #include <fstream>
-#include <set>
-#include <sstream>
 #include <string>
 #include <thread>
 
@@ -16,6 +13,7 @@
 #include "base/memfd.hpp"
 #include "base/unix_fds.hpp"
 #include "unit/bootstrap_ranks.hpp"
+#include "unit/silent_strangers.hpp"
 
 namespace marrow::bootstrap {
 namespace {
@@ -246,31 +244,12 @@ TEST(Bootstrap, AgreementWaitsForAllAndNamesWhoDoesNotCall) {
   }));
 }
 
-/// Abstract names of this process's listening sockets for descriptors.
-std::vector<std::string> descriptor_sockets() {
-  std::set<std::string> mine;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error))
-    mine.insert(std::filesystem::read_symlink(entry.path(), error).string());
-  std::vector<std::string> names;
-  std::ifstream file("/proc/net/unix");
-  for (std::string line; std::getline(file, line);) {
-    std::istringstream fields(line);
-    std::string field, inode, name;
-    for (int i = 0; i < 6; ++i) fields >> field;
-    fields >> inode >> name;
-    if (name.rfind("@marrow-fds-", 0) == 0 && mine.count("socket:[" + inode + "]") != 0)
-      names.push_back(name.substr(1));
-  }
-  return names;
-}
-
 TEST(Bootstrap, AStrangerWhoConnectsAndClosesIsNoPeerThatFailed) {
   std::atomic<bool> over{false};
   std::atomic<int> visits{0};
   std::thread stranger([&] {
     while (!over) {
-      for (const std::string& name : descriptor_sockets()) {
+      for (const std::string& name : test::own_unix_sockets("marrow-fds-")) {
         try {
           base::unix_connect(name, base::Deadline::after(milliseconds(5)));
           ++visits;
@@ -292,6 +271,60 @@ TEST(Bootstrap, AStrangerWhoConnectsAndClosesIsNoPeerThatFailed) {
   over = true;
   stranger.join();
   EXPECT_GT(visits, 0);
+}
+
+TEST(Bootstrap, StrangersWhoSayNothingHoldNobodyUp) {
+  UniqueId id = UniqueId::create();
+  std::vector<base::Fd> strangers;
+  expect_all_ok(on_threads(3, [&](int rank) {
+    Bootstrap bootstrap(id, 3, rank, options());
+    // Ranks 0 and 1 listen already and wait for rank 2's name: the strangers are first.
+    if (rank == 2) {
+      std::vector<std::string> names;
+      for (int i = 0; i < 2000 && names.size() < 2; ++i) {
+        std::this_thread::sleep_for(milliseconds(1));
+        names = test::own_unix_sockets("marrow-fds-");
+      }
+      EXPECT_EQ(names.size(), 2u);
+      for (const std::string& name : names)
+        for (base::Fd& one : test::silent_strangers(name)) strangers.push_back(std::move(one));
+    }
+    const int fd = STDIN_FILENO;
+    const auto start = Clock::now();
+    const auto received = bootstrap.exchange_fds(std::span(&fd, 1));
+    if (rank == 2) {
+      EXPECT_LT(Clock::now() - start, milliseconds(1000));
+    }
+    for (const auto& of_one : received) EXPECT_EQ(of_one.size(), 1u);
+    bootstrap.barrier();
+    bootstrap.close();
+  }));
+  EXPECT_FALSE(strangers.empty());
+}
+
+TEST(Bootstrap, WhoSendsNoDescriptorsInTimeIsNamed) {
+  UniqueId id = UniqueId::create();
+  auto outcomes = on_threads(2, [&](int rank) {
+    Bootstrap bootstrap(id, 2, rank, options());
+    if (rank == 1) {
+      // As exchange_fds begins, but nobody of this name ever connects.
+      bootstrap.allgather(bytes(std::string(16, 't') + std::string(8, '\0')));
+      bootstrap.barrier();
+      return;
+    }
+    const int fd = STDIN_FILENO;
+    const auto start = Clock::now();
+    try {
+      bootstrap.exchange_fds(std::span(&fd, 1), in(300));
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::timeout);
+      EXPECT_THAT(error.what(), HasSubstr("Rank 1 of this host did not send"));
+    }
+    EXPECT_LT(Clock::now() - start, milliseconds(2000));
+    bootstrap.barrier();
+  });
+  EXPECT_EQ(outcomes[0].what() + outcomes[1].what(), "");
 }
 
 TEST(Bootstrap, FiftyCyclesLeakNothing) {

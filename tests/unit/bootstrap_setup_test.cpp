@@ -259,6 +259,26 @@ TEST(Setup, StrangersAreDroppedWithOneWarningEach) {
   EXPECT_EQ(log.count("speaks version 9"), 1) << all;
 }
 
+TEST(Setup, StrangersWhoSayNothingHoldNobodyUp) {
+  UniqueId id = UniqueId::create();
+  // First at both of rank 0's sockets, more than are held at a time, and there to the end.
+  std::vector<base::Fd> strangers;
+  const std::string name = unix_name(decode(id).credentials, 0);
+  for (int i = 0; i < 300; ++i) {
+    Connecting one = connect_unix(name);
+    ASSERT_EQ(one.error, 0);
+    strangers.push_back(std::move(one.fd));
+    if (loopback_works()) strangers.push_back(connect_to(id));
+  }
+  const auto start = Clock::now();
+  expect_all_ok(on_threads(3, [&](int rank) {
+    Bootstrap bootstrap(id, 3, rank, options());
+    EXPECT_LT(Clock::now() - start, milliseconds(2000));
+    bootstrap.barrier();
+    bootstrap.close();
+  }));
+}
+
 TEST(Setup, NoiseAtThePortChangesNothing) {
   if (!loopback_works()) GTEST_SKIP() << "loopback is down";
   LogLines log;

@@ -11,8 +11,10 @@
 #include "base/mapping.hpp"
 #include "base/memfd.hpp"
 #include "base/unix_fds.hpp"
+#include "networks/shm/descriptors.hpp"
 #include "proxy/networks.hpp"
 #include "unit/proxy_support.hpp"
+#include "unit/silent_strangers.hpp"
 
 namespace marrow::test {
 namespace {
@@ -298,6 +300,19 @@ TEST(ShmNetwork, ForeignAddressesAreRefusedWithTheReason) {
   all[1].bytes = 3;
   EXPECT_EQ(shm().connect(endpoint, all, 1'000'000'000), MARROW_NETWORK_ERROR);
   shm().close(endpoint);
+}
+
+TEST(ShmNetwork, StrangersWhoSayNothingHoldNobodyUp) {
+  networks::shm::DescriptorServer server;
+  server.start();
+  const std::vector<base::Fd> strangers = silent_strangers(server.socket_name());
+  server.offer(7, {base::memfd("shm-test", 4096), 512, 1024});
+  const auto start = std::chrono::steady_clock::now();
+  const auto deadline = base::Deadline::after(milliseconds(10000));
+  networks::shm::DescriptorClient client(server.socket_name(), deadline);
+  EXPECT_EQ(client.ask(7, deadline).offset, 512u);
+  EXPECT_EQ(client.ask(7, deadline).bytes, 1024u);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(500));
 }
 
 TEST(ShmNetwork, NothingLeaks) {

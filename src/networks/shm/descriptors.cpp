@@ -19,8 +19,9 @@ namespace marrow::networks::shm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x4d465231;
-// A client's packet is whole when it can be read; this only bounds a malicious one of our own user.
+// A client has read its last answer when it asks again; this only bounds a malicious one of our own user.
 constexpr std::chrono::milliseconds kPatience{1000};
+constexpr std::chrono::milliseconds kPause{100};
 
 struct Request {
   std::uint32_t magic;
@@ -90,15 +91,18 @@ void DescriptorServer::watch(int socket, std::function<void()> closed) {
 
 void DescriptorServer::run() {
   std::vector<pollfd> polled;
+  base::Deadline accept_again;  // not just after it failed: poll would come back at once, for ever
   while (!stop_.load(std::memory_order_acquire)) {
-    polled.assign({{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}});
-    for (const base::Fd& client : clients_) polled.push_back({client.get(), POLLIN, 0});
+    const bool accepting = accept_again.expired();
+    polled.assign({{wake_.get(), POLLIN, 0}, {accepting ? listener_.get() : -1, POLLIN, 0}});
+    for (const Client& client : clients_) polled.push_back({client.socket.get(), POLLIN, 0});
     const std::size_t first_watched = polled.size();
     {
       std::lock_guard lock(mutex_);
       for (const auto& [socket, closed] : watched_) polled.push_back({socket, POLLRDHUP, 0});
     }
-    if (::poll(polled.data(), polled.size(), -1) < 0 && errno != EINTR) {
+    const int timeout = accepting ? -1 : accept_again.poll_timeout();
+    if (::poll(polled.data(), polled.size(), timeout) < 0 && errno != EINTR) {
       MARROW_WARN(net, "shm: waiting for descriptor requests failed: ", base::errno_text(errno));
       return;
     }
@@ -119,11 +123,11 @@ void DescriptorServer::run() {
       }
       closed();
     }
-    std::vector<base::Fd> kept;
+    std::vector<Client> kept;
     for (std::size_t i = 2; i < first_watched; ++i) {
-      base::Fd& client = clients_[i - 2];
+      Client& client = clients_[i - 2];
       try {
-        if (polled[i].revents != 0) answer(client.get());
+        if (polled[i].revents != 0) answer(client);
         kept.push_back(std::move(client));
       } catch (const Error& error) {
         MARROW_TRACE(net, "shm: a descriptor connection ended: ", error.what());
@@ -132,19 +136,21 @@ void DescriptorServer::run() {
     clients_ = std::move(kept);
     if (polled[1].revents != 0) {
       try {
-        clients_.push_back(base::unix_accept(listener_.get(), base::Deadline::after(kPatience)));
+        while (base::Fd socket = base::unix_accept_waiting(listener_.get()))
+          clients_.push_back({std::move(socket), {}});
       } catch (const Error& error) {
+        accept_again = base::Deadline::after(kPause);
         MARROW_TRACE(net, "shm: a descriptor connection was refused: ", error.what());
       }
     }
   }
 }
 
-void DescriptorServer::answer(int socket) {
-  const auto deadline = base::Deadline::after(kPatience);
-  const base::FdMessage message = base::receive_fds(socket, deadline);
+void DescriptorServer::answer(Client& client) {
+  const std::optional<base::FdMessage> message = client.receiver.take(client.socket.get());
+  if (!message) return;  // not whole yet
   Request request;
-  if (!read_payload(message.payload, &request)) {
+  if (!read_payload(message->payload, &request)) {
     throw Error(Code::network, "a malformed request for a descriptor");
   }
   Reply reply{kMagic, 0, 0, 0};
@@ -158,8 +164,8 @@ void DescriptorServer::answer(int socket) {
     }
   }
   const int raw = fd.get();
-  base::send_fds(socket, std::span(&raw, reply.found), std::as_bytes(std::span(&reply, 1)),
-                 deadline);
+  base::send_fds(client.socket.get(), std::span(&raw, reply.found),
+                 std::as_bytes(std::span(&reply, 1)), base::Deadline::after(kPatience));
 }
 
 DescriptorClient::DescriptorClient(const std::string& socket_name, base::Deadline deadline)

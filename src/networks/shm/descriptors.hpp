@@ -14,6 +14,7 @@
 
 #include "base/deadline.hpp"
 #include "base/fd.hpp"
+#include "base/unix_fds.hpp"
 
 namespace marrow::networks::shm {
 
@@ -47,9 +48,13 @@ class DescriptorServer {
   void watch(int socket, std::function<void()> closed);
 
  private:
+  struct Client {
+    base::Fd socket;
+    base::FdReceiver receiver;
+  };
   void run();
   void wake();
-  void answer(int socket);
+  void answer(Client& client);
 
   std::string name_;
   base::Fd listener_;
@@ -57,7 +62,7 @@ class DescriptorServer {
   std::mutex mutex_;  ///< offers and watched
   std::map<std::uint64_t, Offer> offers_;
   std::vector<std::pair<int, std::function<void()>>> watched_;
-  std::vector<base::Fd> clients_;  ///< the server thread's own
+  std::vector<Client> clients_;  ///< the server thread's own
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
