@@ -5,9 +5,13 @@
 
 #include <array>
 #include <exception>
+#include <map>
+#include <mutex>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "marrow/device/platform.cuh"
@@ -19,6 +23,35 @@ namespace marrow {
 #if defined(__CUDACC__)
 
 namespace detail {
+/// Opens all the shared memory of a block of the current GPU, `device`, to a kernel: what its own static
+/// one leaves. The attribute belongs to the kernel, not to a launch: were it each launch's own size, another
+/// thread's smaller launch could lower it between this one's call and its launch. Done once per kernel and GPU.
+/// @param most  set to the dynamic shared memory that a launch may ask for, in bytes
+inline cudaError_t open_shared_memory(const void* kernel, int device, std::size_t& most) {
+  struct Known {
+    std::mutex mutex;
+    std::map<std::pair<const void*, int>, std::size_t> most;
+  };
+  static Known known;
+  const std::lock_guard lock(known.mutex);
+  const auto found = known.most.find({kernel, device});
+  if (found != known.most.end()) {
+    most = found->second;
+    return cudaSuccess;
+  }
+  int block = 0;
+  cudaFuncAttributes attributes{};
+  cudaError_t result =
+      cudaDeviceGetAttribute(&block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (result == cudaSuccess) result = cudaFuncGetAttributes(&attributes, kernel);
+  if (result != cudaSuccess) return result;
+  most = static_cast<std::size_t>(block) - attributes.sharedSizeBytes;
+  result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                static_cast<int>(most));
+  if (result == cudaSuccess) known.most.emplace(std::pair(kernel, device), most);
+  return result;
+}
+
 template <class... Parameters, class... Args>
 void launch_on_gpu(const Place& where, int grid, int block, std::size_t shared_bytes, bool early,
                    void (*kernel)(Parameters...), Args&&... args) {
@@ -34,11 +67,10 @@ void launch_on_gpu(const Place& where, int grid, int block, std::size_t shared_b
         int before = where.device;  // the caller's current device stays what it was
         (void)cudaGetDevice(&before);
         cudaError_t result = cudaSetDevice(where.device);
-        if (result == cudaSuccess && shared_bytes > 48 * 1024) {
-          result = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(shared_bytes));
-        }
-        if (result == cudaSuccess) {
+        std::size_t most = shared_bytes;
+        if (result == cudaSuccess && shared_bytes != 0)
+          result = open_shared_memory(function, where.device, most);
+        if (result == cudaSuccess && shared_bytes <= most) {
           int major = 0;  // early launches came with compute capability 9.0
           if (early)
             (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, where.device);
@@ -55,6 +87,13 @@ void launch_on_gpu(const Place& where, int grid, int block, std::size_t shared_b
           result = cudaLaunchKernelExC(&config, function, pointers);
         }
         if (before != where.device) (void)cudaSetDevice(before);
+        if (result == cudaSuccess && shared_bytes > most) {
+          throw Error(Code::invalid_argument,
+                      "launch of a kernel with " + std::to_string(shared_bytes) +
+                          " bytes of shared memory a block; GPU " + std::to_string(where.device) +
+                          " has at most " + std::to_string(most) + " for it",
+                      "ask for less");
+        }
         if (result != cudaSuccess) {
           throw Error(Code::cuda,
                       std::string("launch of a kernel on GPU ") + std::to_string(where.device) +
@@ -68,7 +107,7 @@ void launch_on_gpu(const Place& where, int grid, int block, std::size_t shared_b
 
 /// Enqueues kernel(args...) on the stream of `where`; returns at once. See the CPU form below.
 /// @throws Error(invalid_argument) when `where` is the CPU device: this translation unit was built by
-///         nvcc; Error(cuda) when the launch fails
+///         nvcc, or `shared_bytes` is more than its GPU has for this kernel; Error(cuda) when the launch fails
 template <class... Parameters, class... Args>
 void launch(const Place& where, int grid, int block, std::size_t shared_bytes,
             void (*kernel)(Parameters...), Args&&... args) {
