@@ -132,17 +132,25 @@ inline void wait_all(std::vector<Gpu>& gpus, const char* what) {
   }
 }
 
-/// One-way times of GPU 0 (half of each round trip), ns, without the first `warmup` rounds.
-inline Summary one_way(const Gpu& g, int rounds, int warmup) {
+/// What a kernel logged in cycles, in ns; waits for the stream. @param warmup  rounds left out at the beginning
+/// @param parts  a round is divided by it: 2 for one way of two
+inline Summary in_ns(const std::uint64_t* log, const Clock* clock, cudaStream_t stream, int rounds,
+                     int warmup, double parts) {
   std::vector<std::uint64_t> cycles(rounds);
-  Clock clock;
-  must(cudaMemcpy(cycles.data(), g.log, rounds * sizeof(std::uint64_t), cudaMemcpyDeviceToHost),
+  Clock c;
+  must(cudaMemcpyAsync(cycles.data(), log, rounds * sizeof(*log), cudaMemcpyDeviceToHost, stream),
        "copy");
-  must(cudaMemcpy(&clock, g.clock, sizeof(clock), cudaMemcpyDeviceToHost), "copy");
+  must(cudaMemcpyAsync(&c, clock, sizeof(c), cudaMemcpyDeviceToHost, stream), "copy");
+  must(cudaStreamSynchronize(stream), "copy");
   std::vector<double> ns;
   for (int i = warmup; i < rounds; ++i)
-    ns.push_back(static_cast<double>(cycles[i]) / clock.per_ns() / 2);
+    ns.push_back(static_cast<double>(cycles[i]) / c.per_ns() / parts);
   return summary(std::move(ns));
+}
+
+/// One-way times of GPU 0 (half of each round trip), ns, without the first `warmup` rounds.
+inline Summary one_way(const Gpu& g, int rounds, int warmup) {
+  return in_ns(g.log, g.clock, g.stream, rounds, warmup, 2);
 }
 
 }  // namespace floors

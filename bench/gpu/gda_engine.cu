@@ -361,16 +361,7 @@ struct Bench {
       std::exit(1);
     }
   }
-  Summary times(int rounds) {
-    std::vector<std::uint64_t> cycles(rounds);
-    Clock c;
-    must(cudaMemcpyAsync(cycles.data(), log, rounds * 8, cudaMemcpyDeviceToHost, stream), "copy");
-    must(cudaMemcpyAsync(&c, clock, sizeof c, cudaMemcpyDeviceToHost, stream), "copy");
-    must(cudaStreamSynchronize(stream), "copy");
-    std::vector<double> ns;
-    for (int i = rounds / 10; i < rounds; ++i) ns.push_back(cycles[i] / c.per_ns());
-    return summary(std::move(ns));
-  }
+  Summary times(int rounds) { return floors::in_ns(log, clock, stream, rounds, rounds / 10, 1); }
   double mops(int rounds) {
     std::vector<std::uint64_t> t(kQueues * 2);
     must(cudaMemcpyAsync(t.data(), begin_end, kQueues * 16, cudaMemcpyDeviceToHost, stream),

@@ -12,6 +12,7 @@
 #include "marrow/device.cuh"
 #include "marrow/marrow.hpp"
 #include "null_network.hpp"
+#include "scene.cuh"
 
 namespace proxy_bench {
 namespace {
@@ -114,39 +115,6 @@ struct Options {
 };
 
 /// A communicator of threads + 1 ranks on GPU 0; body(comm) runs on rank 0.
-struct Scene {
-  Communicator& comm;
-  DeviceCommunicator handle;
-  WindowHandle window;
-  cudaStream_t stream;
-  std::uint64_t* log;
-  floors::Clock* clock;
-  int* failed;
-
-  void check(const char* what) const {
-    must(cudaStreamSynchronize(stream), what);
-    int bad = 0;
-    must(cudaMemcpyAsync(&bad, failed, sizeof(int), cudaMemcpyDeviceToHost, stream), "copy");
-    must(cudaStreamSynchronize(stream), what);
-    comm.check();
-    if (bad) {
-      std::fprintf(stderr, "%s: %s\n", what, name(static_cast<Status>(bad)));
-      std::exit(1);
-    }
-  }
-  Summary one_way(int rounds, int warmup, double parts) const {
-    std::vector<std::uint64_t> cycles(rounds);
-    floors::Clock c;
-    must(cudaMemcpyAsync(cycles.data(), log, rounds * 8, cudaMemcpyDeviceToHost, stream), "copy");
-    must(cudaMemcpyAsync(&c, clock, sizeof(c), cudaMemcpyDeviceToHost, stream), "copy");
-    must(cudaStreamSynchronize(stream), "copy");
-    std::vector<double> ns;
-    for (int i = warmup; i < rounds; ++i)
-      ns.push_back(static_cast<double>(cycles[i]) / c.per_ns() / parts);
-    return summary(std::move(ns));
-  }
-};
-
 void with_ranks(const Options& options, const std::function<void(Scene&)>& body,
                 Memory memory = Memory::host) {
   const int nranks = options.threads + 1;
@@ -187,15 +155,8 @@ void with_ranks(const Options& options, const std::function<void(Scene&)>& body,
                                                                    .packets = 0,
                                                                    .sharing = options.sharing});
         if (rank == 0) {
-          Scene scene{comm, device.handle(), window.handle(), stream, nullptr, nullptr, nullptr};
-          must(cudaMalloc(&scene.log, 8 * 20000), "malloc");
-          must(cudaMalloc(&scene.clock, sizeof(floors::Clock)), "malloc");
-          must(cudaMalloc(&scene.failed, sizeof(int)), "malloc");
-          must(cudaMemset(scene.failed, 0, sizeof(int)), "memset");
+          Scene scene(comm, device.handle(), window.handle(), stream, 20000);
           body(scene);
-          (void)cudaFree(scene.log);
-          (void)cudaFree(scene.clock);
-          (void)cudaFree(scene.failed);
         }
         done.arrive_and_wait();
         device.close();
@@ -336,7 +297,7 @@ void latencies() {
     round_trips<<<1, 1, 0, s.stream>>>(s.handle, s.window, kRounds, 0, s.log, s.clock, s.failed);
     s.check("round trips");
     add({"proxy: one way", "ns", "half of: put_value and flush", 1, 1, true, "null",
-         s.one_way(kRounds, 200, 2), true});
+         s.times(kRounds, 200, 2), true});
     add({"proxy: issue of an inline put", "ns", "Sharing::thread, a loop of 512", 1, 1, true,
          "null", issue_times(s, issue), true});
   });
@@ -356,7 +317,7 @@ void latencies() {
       s.check("first after a pause");
       add({"proxy: first put after 10 ms of nothing", "ns",
            "MARROW_PROXY_SLEEP_US=" + std::to_string(sleep_us) + "; put_value and flush", 1, 1,
-           true, "null", s.one_way(kRounds, 2, 1), true});
+           true, "null", s.times(kRounds, 2, 1), true});
       const placement::Task before = busiest();
       const auto from = std::chrono::steady_clock::now();
       std::this_thread::sleep_for(std::chrono::milliseconds(1200));
@@ -393,14 +354,14 @@ void over_shm() {
             s.check("puts over shm");
             add({"proxy: put and flush over shm, " + std::to_string(bytes) + " bytes", "ns",
                  std::string("GPU memory to ") + place + " memory of another rank", 1, 1, true,
-                 "shm", s.one_way(kRounds, 30, 1), false});
+                 "shm", s.times(kRounds, 30, 1), false});
           }
           constexpr int kRounds = 1000;
           round_trips<<<1, 1, 0, s.stream>>>(s.handle, s.window, kRounds, 0, s.log, s.clock,
                                              s.failed);
           s.check("values over shm");
           add({"proxy: put_value and flush over shm", "ns", std::string("to ") + place + " memory",
-               1, 1, true, "shm", s.one_way(kRounds, 100, 1), false});
+               1, 1, true, "shm", s.times(kRounds, 100, 1), false});
           (void)cudaStreamSynchronize(s.stream);
         },
         memory);

@@ -10,6 +10,7 @@
 #include "bench.cuh"
 #include "marrow/device.cuh"
 #include "marrow/marrow.hpp"
+#include "scene.cuh"
 
 namespace proxy_bench {
 namespace {
@@ -99,45 +100,17 @@ __global__ void compare(const std::uint32_t* words, std::uint64_t count, std::ui
                         int* failed) {
   for (std::uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count;
        i += std::uint64_t{gridDim.x} * blockDim.x)
-    if (words[i] != (static_cast<std::uint32_t>(i) * 2654435761u ^ seed)) *failed = 99;
+    if (words[i] != (static_cast<std::uint32_t>(i) * 2654435761u ^ seed)) *failed = kWrongData;
 }
 
-struct Rank {
-  int rank;
-  cudaStream_t stream;
-  Communicator& comm;
-  DeviceCommunicator handle;
-  WindowHandle window;
+struct Rank : Scene {
   LocalBufferHandle local;
   std::barrier<>& meet;
-  std::uint64_t* log;
-  floors::Clock* clock;
-  int* failed;
   std::uint64_t pings = 0;
 
-  void check(const char* what) const {
-    must(cudaStreamSynchronize(stream), what);
-    int bad = 0;
-    must(cudaMemcpyAsync(&bad, failed, sizeof(int), cudaMemcpyDeviceToHost, stream), "copy");
-    must(cudaStreamSynchronize(stream), what);
-    comm.check();
-    if (bad) {
-      std::fprintf(stderr, "%s, rank %d: %s\n", what, rank,
-                   bad == 99 ? "wrong data" : name(static_cast<Status>(bad)));
-      std::exit(1);
-    }
-  }
-  Summary times(double parts) const {
-    std::vector<std::uint64_t> cycles(kRounds);
-    floors::Clock c;
-    must(cudaMemcpyAsync(cycles.data(), log, kRounds * 8, cudaMemcpyDeviceToHost, stream), "copy");
-    must(cudaMemcpyAsync(&c, clock, sizeof(c), cudaMemcpyDeviceToHost, stream), "copy");
-    must(cudaStreamSynchronize(stream), "copy");
-    std::vector<double> ns;
-    for (int i = kWarmup; i < kRounds; ++i)
-      ns.push_back(static_cast<double>(cycles[i]) / c.per_ns() / parts);
-    return summary(std::move(ns));
-  }
+  Rank(Communicator& communicator, DeviceCommunicator device, WindowHandle win, cudaStream_t on,
+       LocalBufferHandle source, std::barrier<>& both)
+      : Scene(communicator, device, win, on, kRounds), local(source), meet(both) {}
 };
 
 std::string label(const char* what, std::uint64_t bytes) {
@@ -157,11 +130,11 @@ void by_size(Rank& r, bool kernel, int threads) {
   for (std::uint64_t bytes = 32; bytes <= (kernel ? 65536u : 262144u); bytes *= 2) {
     if (kernel && threads == 1 && bytes > 16384) continue;
     if (bytes < 512 && bytes != 64) continue;
-    if (r.rank == 0) {
+    if (r.handle.rank == 0) {
       put_and_flush<Coop><<<1, threads, 0, r.stream>>>(r.handle, r.window, r.local, bytes, r.log,
                                                        r.clock, r.failed);
       r.check("put and flush");
-      add_row(label("staged put and flush", bytes), way, threads, r.times(1));
+      add_row(label("staged put and flush", bytes), way, threads, r.times(kRounds, kWarmup, 1));
     }
     r.meet.arrive_and_wait();
     ping<Coop><<<1, threads, 0, r.stream>>>(r.handle, r.window, r.local, bytes, r.pings, r.log,
@@ -169,10 +142,12 @@ void by_size(Rank& r, bool kernel, int threads) {
     r.pings += kRounds;
     r.check("put and signal");
     compare<<<1, 256, 0, r.stream>>>(reinterpret_cast<const std::uint32_t*>(r.window.local),
-                                     bytes / 4, static_cast<std::uint32_t>(1 - r.rank), r.failed);
+                                     bytes / 4, static_cast<std::uint32_t>(1 - r.handle.rank),
+                                     r.failed);
     r.check("data");
-    if (r.rank == 0)
-      add_row(label("staged put and signal one way", bytes), way, threads, r.times(2));
+    if (r.handle.rank == 0)
+      add_row(label("staged put and signal one way", bytes), way, threads,
+              r.times(kRounds, kWarmup, 2));
     r.meet.arrive_and_wait();
   }
 }
@@ -185,7 +160,7 @@ void bandwidth(Rank& r) {
                                  r.failed);
     before += kTimes;
     r.check("large puts");
-    if (r.rank == 1) {
+    if (r.handle.rank == 1) {
       compare<<<64, 256, 0, r.stream>>>(reinterpret_cast<const std::uint32_t*>(r.window.local),
                                         bytes / 4, 0, r.failed);
       r.check("data");
@@ -240,19 +215,11 @@ void with_two(bool kernel, const std::function<void(Rank&)>& body) {
                                                                    .barriers = 1,
                                                                    .packets = 0,
                                                                    .sharing = Sharing::device});
-        Rank here{rank,           stream, comm,    device.handle(), window.handle(),
-                  local.handle(), meet,   nullptr, nullptr,         nullptr};
-        must(cudaMalloc(&here.log, 8 * kRounds), "malloc");
-        must(cudaMalloc(&here.clock, sizeof(floors::Clock)), "malloc");
-        must(cudaMalloc(&here.failed, sizeof(int)), "malloc");
-        must(cudaMemset(here.failed, 0, sizeof(int)), "memset");
+        Rank here(comm, device.handle(), window.handle(), stream, local.handle(), meet);
         must(cudaStreamSynchronize(stream), "fill");
         meet.arrive_and_wait();
         body(here);
         meet.arrive_and_wait();
-        (void)cudaFree(here.log);
-        (void)cudaFree(here.clock);
-        (void)cudaFree(here.failed);
         device.close();
         window.close();
       } catch (const std::exception& error) {
