@@ -265,7 +265,7 @@ TEST_P(GdaErrors, TimeoutOfAPutMeansNothingWasPosted) {
     std::uint64_t posted = 0;
     std::memcpy(&posted, counts[0].data(), 8);
     if (rank.rank() == 1) {
-      EXPECT_EQ(reinterpret_cast<std::uint64_t*>(rank.comm().sync[1].local)[0], posted);
+      EXPECT_EQ(rank.signals()[0], posted);
     }
   });
 }

@@ -176,30 +176,10 @@ MARROW_KERNEL put_on_and_on(DeviceCommunicator comm, WindowHandle window, LocalB
 
 // --- tests ----------------------------------------------------------------------------------------
 
-struct Case {
-  const char* name;
-  Sharing sharing;
-  bool collapsed, device_release;
-  int depth;
-  std::uint64_t first;
-};
-std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
-
-class GdaExclusive : public ::testing::TestWithParam<Case> {
- protected:
-  static Setting setting() {
-    Setting s;
-    s.sharing = GetParam().sharing;
-    s.collapsed = GetParam().collapsed;
-    s.device_release = GetParam().device_release;
-    s.depth = GetParam().depth;
-    s.first_index = GetParam().first;
-    return s;
-  }
-};
+class GdaExclusive : public QueueTest {};
 
 TEST_P(GdaExclusive, EachOperationDoesWhatItSays) {
-  run_ranks(setting(), [](Rank& rank) {
+  run_ranks(setting(2), [](Rank& rank) {
     Result out;
     launch(Place::cpu(), 1, 1, 0, all_operations, rank.comm(), rank.window(), rank.local(4096),
            &out);
@@ -220,7 +200,7 @@ TEST_P(GdaExclusive, EachOperationDoesWhatItSays) {
 
 TEST_P(GdaExclusive, WrapsAndRunsFullInOneKernelAfterAnother) {
   static constexpr int kWords = 1500;
-  run_ranks(setting(), [](Rank& rank) {
+  run_ranks(setting(2), [](Rank& rank) {
     const LocalBufferHandle source = rank.local(kWords * 8);
     auto* words = reinterpret_cast<std::uint64_t*>(source.local);
     for (std::uint64_t round = 1; round <= 2; ++round) {
@@ -236,8 +216,7 @@ TEST_P(GdaExclusive, WrapsAndRunsFullInOneKernelAfterAnother) {
             rank.words()[i] != round * 1000003 + static_cast<std::uint64_t>(i + 1 - rank.rank());
       EXPECT_EQ(wrong, 0);
       EXPECT_EQ(rank.words()[rank.window().bytes / 8 - 1], round * ((kWords + 10) / 16));
-      EXPECT_EQ(reinterpret_cast<std::uint64_t*>(rank.comm().sync[1].local)[1],
-                round * ((kWords + 1) / 4));
+      EXPECT_EQ(rank.signals()[1], round * ((kWords + 1) / 4));
       rank.barrier();
     }
   });
@@ -245,7 +224,7 @@ TEST_P(GdaExclusive, WrapsAndRunsFullInOneKernelAfterAnother) {
 
 TEST_P(GdaExclusive, HoldersOneAfterTheOther) {
   static constexpr int kRounds = 40;
-  run_ranks(setting(), [](Rank& rank) {
+  run_ranks(setting(2), [](Rank& rank) {
     const LocalBufferHandle source = rank.local(8 + kRounds * 11 * 8);
     auto* words = reinterpret_cast<std::uint64_t*>(source.local);
     for (std::uint64_t i = 0; i <= kRounds * 11; ++i) words[i] = i * 7 + 1;
@@ -257,24 +236,24 @@ TEST_P(GdaExclusive, HoldersOneAfterTheOther) {
     int wrong = 0;
     for (std::uint64_t i = 1; i <= kRounds * 11; ++i) wrong += rank.words()[i] != i * 7 + 1;
     EXPECT_EQ(wrong, 0);
-    EXPECT_EQ(reinterpret_cast<std::uint64_t*>(rank.comm().sync[1].local)[3], kRounds);
+    EXPECT_EQ(rank.signals()[3], kRounds);
   });
 }
 
 TEST_P(GdaExclusive, WhatMayNotBeIsRefused) {
-  run_ranks(setting(), [](Rank& rank) {
+  run_ranks(setting(2), [](Rank& rank) {
     Status out[6];
     launch(Place::cpu(), 1, 1, 0, refused, rank.comm(), rank.window(), rank.local(64), out);
     for (int i = 0; i < 4; ++i) EXPECT_EQ(out[i], Status::invalid) << i << " " << name(out[i]);
     EXPECT_EQ(out[4], Status::ok);
     EXPECT_EQ(out[5], Status::ok);
     rank.barrier();
-    EXPECT_EQ(reinterpret_cast<std::uint64_t*>(rank.comm().sync[1].local)[1], 1u);
+    EXPECT_EQ(rank.signals()[1], 1u);
   });
 }
 
 TEST_P(GdaExclusive, ABadKeyIsInvalidAtTheFlush) {
-  run_ranks(setting(), [](Rank& rank) {
+  run_ranks(setting(2), [](Rank& rank) {
     WindowHandle wrong = rank.window();
     const std::uint32_t keys[2] = {mlx5::to_big32(0x123400), mlx5::to_big32(0x123400)};
     wrong.gda_rkey = keys;
@@ -293,7 +272,7 @@ TEST_P(GdaExclusive, ABadKeyIsInvalidAtTheFlush) {
 }
 
 TEST_P(GdaExclusive, TimeoutMeansNothingWasPosted) {
-  Setting s = setting();
+  Setting s = setting(2);
   s.faults = "stall=5:400";
   s.depth = 32;
   run_ranks(s, [](Rank& rank) {
@@ -313,13 +292,13 @@ TEST_P(GdaExclusive, TimeoutMeansNothingWasPosted) {
     std::uint64_t posted = 0;
     std::memcpy(&posted, counts[0].data(), 8);
     if (rank.rank() == 1) {
-      EXPECT_EQ(reinterpret_cast<std::uint64_t*>(rank.comm().sync[1].local)[0], posted);
+      EXPECT_EQ(rank.signals()[0], posted);
     }
   });
 }
 
 TEST_P(GdaExclusive, AMaskedPeerStopsItsPuts) {
-  run_ranks(setting(), [](Rank& rank) {
+  run_ranks(setting(2), [](Rank& rank) {
     std::thread host([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       auto& path = const_cast<std::uint8_t&>(rank.comm().path[1 - rank.rank()]);
@@ -335,7 +314,7 @@ TEST_P(GdaExclusive, AMaskedPeerStopsItsPuts) {
 
 #if defined(MARROW_CHECKED)
 TEST_P(GdaExclusive, ACheckedBuildFindsOutWhoPostsBesideIt) {
-  run_ranks(setting(), [](Rank& rank) {
+  run_ranks(setting(2), [](Rank& rank) {
     Status out[5] = {};
     launch(Place::cpu(), 1, 1, 0, behind_its_back, rank.comm(), rank.window(), rank.local(64), out);
     const bool thread = GetParam().sharing == Sharing::thread;
@@ -352,14 +331,15 @@ TEST_P(GdaExclusive, ACheckedBuildFindsOutWhoPostsBesideIt) {
 
 INSTANTIATE_TEST_SUITE_P(
     Queues, GdaExclusive,
-    ::testing::Values(Case{"ring", Sharing::thread, false, false, 1024, 0},
-                      Case{"small_ring", Sharing::thread, false, false, 32, 65500},
-                      Case{"small_ring_device_scope", Sharing::thread, false, true, 32, 0xfffffff0},
-                      Case{"collapsed", Sharing::thread, true, false, 64, 0},
-                      Case{"collapsed_device_scope", Sharing::thread, true, true, 32, 65500},
-                      Case{"block_shared", Sharing::block, false, false, 64, 0},
-                      Case{"device_shared", Sharing::device, false, true, 64, 0}),
-    [](const auto& info) { return std::string(info.param.name); });
+    ::testing::Values(QueueKind{"ring", Sharing::thread, false, 1024, 0},
+                      QueueKind{"small_ring", Sharing::thread, false, 32, 65500},
+                      QueueKind{"small_ring_device_scope", Sharing::thread, false, 32, 0xfffffff0,
+                                true},
+                      QueueKind{"collapsed", Sharing::thread, true, 64, 0},
+                      QueueKind{"collapsed_device_scope", Sharing::thread, true, 32, 65500, true},
+                      QueueKind{"block_shared", Sharing::block, false, 64, 0},
+                      QueueKind{"device_shared", Sharing::device, false, 64, 0, true}),
+    kind_name);
 
 }  // namespace
 }  // namespace marrow

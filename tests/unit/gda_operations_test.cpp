@@ -196,27 +196,7 @@ MARROW_KERNEL fence_twice(DeviceCommunicator comm, WindowHandle window, Result* 
 
 // --- tests ----------------------------------------------------------------------------------------
 
-struct Case {
-  const char* name;
-  Sharing sharing;
-  bool collapsed;
-  int depth;
-  std::uint64_t first;
-};
-std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
-
-class GdaOperations : public ::testing::TestWithParam<Case> {
- protected:
-  static Setting setting(int ranks) {
-    Setting s;
-    s.ranks = ranks;
-    s.sharing = GetParam().sharing;
-    s.collapsed = GetParam().collapsed;
-    s.depth = GetParam().depth;
-    s.first_index = GetParam().first;
-    return s;
-  }
-};
+class GdaOperations : public QueueTest {};
 
 TEST_P(GdaOperations, PutOfAnySizeThenSignal) {
   run_ranks(setting(3), [](Rank& rank) {
@@ -303,7 +283,7 @@ TEST_P(GdaOperations, ManyThreadsOnOneQueueWithBackPressure) {
       rank.barrier();
       const auto n = static_cast<std::uint64_t>(threads) * kRounds;
       EXPECT_TRUE(holds(rank.window().local, n * 8, static_cast<unsigned>(1 - rank.rank())));
-      EXPECT_EQ(reinterpret_cast<std::uint64_t*>(rank.comm().sync[1].local)[1], n);
+      EXPECT_EQ(rank.signals()[1], n);
       const std::uint64_t words = rank.window().bytes / 8;
       EXPECT_EQ(rank.words()[words - 1], static_cast<std::uint64_t>(threads) * 29);
       EXPECT_EQ(rank.words()[words - 2], static_cast<std::uint64_t>(threads) * 10);
@@ -379,15 +359,15 @@ constexpr std::uint64_t k16 = 1u << 16;
 constexpr std::uint64_t k32 = std::uint64_t{1} << 32;
 INSTANTIATE_TEST_SUITE_P(
     Modes, GdaOperations,
-    ::testing::Values(Case{"thread_ring_1024_0", Sharing::thread, false, 1024, 0},
-                      Case{"thread_ring_32_near16", Sharing::thread, false, 32, k16 - 5},
-                      Case{"thread_collapsed_32_near32", Sharing::thread, true, 32, k32 - 9},
-                      Case{"block_ring_32_near32", Sharing::block, false, 32, k32 - 21},
-                      Case{"block_collapsed_64_near16", Sharing::block, true, 64, k16 - 70},
-                      Case{"device_ring_32_near16", Sharing::device, false, 32, k16 - 33},
-                      Case{"device_ring_1024_near32", Sharing::device, false, 1024, k32 - 3},
-                      Case{"device_collapsed_32_near16", Sharing::device, true, 32, k16 - 1}),
-    [](const auto& info) { return std::string(info.param.name); });
+    ::testing::Values(QueueKind{"thread_ring_1024_0", Sharing::thread, false, 1024, 0},
+                      QueueKind{"thread_ring_32_near16", Sharing::thread, false, 32, k16 - 5},
+                      QueueKind{"thread_collapsed_32_near32", Sharing::thread, true, 32, k32 - 9},
+                      QueueKind{"block_ring_32_near32", Sharing::block, false, 32, k32 - 21},
+                      QueueKind{"block_collapsed_64_near16", Sharing::block, true, 64, k16 - 70},
+                      QueueKind{"device_ring_32_near16", Sharing::device, false, 32, k16 - 33},
+                      QueueKind{"device_ring_1024_near32", Sharing::device, false, 1024, k32 - 3},
+                      QueueKind{"device_collapsed_32_near16", Sharing::device, true, 32, k16 - 1}),
+    kind_name);
 
 }  // namespace
 }  // namespace marrow

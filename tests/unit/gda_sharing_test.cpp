@@ -159,8 +159,7 @@ TEST(GdaSharing, AWholeWarpOnASmallRing) {
         rank.barrier();
         const Gin<Path::gda> gin(rank.comm(), 0);
         EXPECT_EQ(gin.wait_signal(2, kWarp), Status::ok);
-        EXPECT_EQ(reinterpret_cast<std::uint64_t*>(rank.comm().sync[1].local)[1],
-                  std::uint64_t{kRounds} * kWarp);
+        EXPECT_EQ(rank.signals()[1], std::uint64_t{kRounds} * kWarp);
         int wrong = 0;
         for (std::uint64_t i = 0; i < kBytes; ++i) {
           const std::uint64_t lane = i / 32 % kWarp;

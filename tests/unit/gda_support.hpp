@@ -9,6 +9,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <span>
 #include <string>
 #include <thread>
@@ -116,6 +117,7 @@ class Rank {
   gda::Nic& nic() { return *nic_; }
   bootstrap::Bootstrap& bootstrap() { return *bootstrap_; }
   std::uint64_t* words() const { return reinterpret_cast<std::uint64_t*>(window_.local); }
+  std::uint64_t* signals() const { return reinterpret_cast<std::uint64_t*>(comm_.sync[1].local); }
   /// All ranks meet. Not the bootstrap's: ThreadSanitizer cannot see that sockets order memory.
   void barrier() { meeting_.arrive_and_wait(); }
   /// As if this rank had died: its queues are gone.
@@ -180,6 +182,36 @@ class Rank {
   std::unique_ptr<gda::Queues> queues_;
   DeviceCommunicator comm_;
 };
+
+/// A kind of queue that cases run on.
+struct QueueKind {
+  const char* name;
+  Sharing sharing;
+  bool collapsed;
+  int depth;
+  std::uint64_t first;
+  bool device_release = false;
+};
+inline std::ostream& operator<<(std::ostream& out, const QueueKind& kind) {
+  return out << kind.name;
+}
+
+class QueueTest : public ::testing::TestWithParam<QueueKind> {
+ protected:
+  static Setting setting(int ranks) {
+    Setting s;
+    s.ranks = ranks;
+    s.sharing = GetParam().sharing;
+    s.collapsed = GetParam().collapsed;
+    s.depth = GetParam().depth;
+    s.first_index = GetParam().first;
+    s.device_release = GetParam().device_release;
+    return s;
+  }
+};
+inline std::string kind_name(const ::testing::TestParamInfo<QueueKind>& info) {
+  return info.param.name;
+}
 
 /// Runs body(rank) on `ranks` threads; an exception fails the test.
 inline void run_ranks(const Setting& setting, const std::function<void(Rank&)>& body) {
