@@ -2,7 +2,9 @@
 // Group on the host: checks arguments, counts batches in flight, owns one window for all that kernels need, and one
 // in host memory through which reports come back.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -33,28 +35,33 @@ void require_pointer(const void* pointer, std::uintptr_t alignment, const char* 
 std::vector<bool> far_ranks(const Communicator& comm, Protocol protocol) {
   std::vector<bool> far;
   for (const PeerInfo& peer : comm.peers()) {
-    const bool self = peer.rank == comm.rank();
-    if (protocol == Protocol::cells && !self && peer.path != Path::lsa) {
-      throw Error(Code::unsupported,
-                  "ep::Protocol::cells: rank " + std::to_string(peer.rank) + " is reached by " +
-                      name(peer.path) + ", which does not place 16 bytes at once",
-                  "use Protocol::automatic");
-    }
-    far.push_back(!self && (protocol == Protocol::signals || peer.path != Path::lsa));
+    far.push_back(peer.rank != comm.rank() &&
+                  (protocol == Protocol::signals || peer.path != Path::lsa));
   }
   return far;
+}
+
+Error no_cells(std::size_t from, std::size_t to) {
+  return {Code::unsupported,
+          "ep::Protocol::cells: rank " + std::to_string(from) + " does not reach rank " +
+              std::to_string(to) + " by load/store, and nothing else places 16 bytes at once",
+          "use Protocol::automatic"};
 }
 
 }  // namespace
 
 class Group::State {
  public:
-  State(Communicator& comm, Config config)
-      : comm_(comm),
-        launches_(launches(comm.place())),
-        config_(checked(std::move(config), comm.nranks(), comm.place().on_gpu())) {
-    launches_.load(comm_.place());
-    same_on_all();
+  State(Communicator& comm, Config config) : comm_(comm), launches_(launches(comm.place())) {
+    // What one rank finds wrong is told to all, which would wait for it.
+    std::optional<Error> wrong;
+    try {
+      config_ = checked(std::move(config), comm.nranks(), comm.place().on_gpu());
+      launches_.load(comm_.place());
+    } catch (const Error& error) {
+      wrong = error;
+    }
+    same_on_all(wrong);
     plan_ = plan_with_all();
     const int sms = launches_.processors(comm_.place());
     blocks_ =
@@ -112,6 +119,7 @@ class Group::State {
   }
 
   Handle handle(int index) const {
+    require_open();
     Handle handle;
     handle.index = index;
     const Shape& s = plan_.shape;
@@ -188,8 +196,13 @@ class Group::State {
               "receive batches in the order they were sent, each with its own handle");
   }
 
+  void require_open() const {
+    if (closed_) throw bad("a call of an ep::Group that is closed", "make another");
+  }
+
   void dispatch(const DispatchInput& in, const DispatchOutput& out, const Handle& handle,
                 void* stream, Phase phase) {
+    require_open();
     const std::uint64_t at = offset_of(handle);
     if (phase != Phase::receive) check_input(in);
     if (phase != Phase::send) check_output(out);
@@ -206,6 +219,7 @@ class Group::State {
 
   void combine(const CombineInput& in, const CombineOutput& out, const Handle& handle, void* stream,
                Phase phase) {
+    require_open();
     const std::uint64_t at = offset_of(handle);
     if (phase != Phase::receive && plan_.shape.local > 0) {
       require_pointer(in.rows, 16, "CombineInput::rows");
@@ -236,6 +250,7 @@ class Group::State {
   }
 
   Report report(void* stream, bool clear) {
+    require_open();
     const Shape& s = plan_.shape;
     launches_.report(target(stream), window_.handle(), s, words_on_host(), clear);
     synchronize(stream);
@@ -366,19 +381,17 @@ class Group::State {
                     "call agree_failures() on every survivor and make it again");
       if (masked_[r]) continue;
       const std::string theirs(reinterpret_cast<const char*>(all[r].data()), all[r].size());
-      any |= theirs.find('1') != std::string::npos;
-      if (theirs[me] == '1' && config_.protocol == Protocol::cells)
-        throw Error(Code::unsupported,
-                    "ep::Protocol::cells: rank " + std::to_string(r) +
-                        " does not reach this rank by load/store",
-                    "use Protocol::automatic");
+      const std::size_t to = theirs.find('1');
+      any |= to != std::string::npos;
+      if (to != std::string::npos && config_.protocol == Protocol::cells) throw no_cells(r, to);
       far[r] = far[r] || theirs[me] == '1';
     }
     return make_plan(config_, comm_.rank(), far, any);
   }
 
   /// Ranks that were given different Configs would write past each other's buffers. Notes who is masked: they say nothing.
-  void same_on_all() {
+  /// @param wrong  why this rank makes no Group: all throw
+  void same_on_all(const std::optional<Error>& wrong) {
     std::string text;
     const auto add = [&text](long long value) { text += std::to_string(value) + ","; };
     const Config& c = config_;
@@ -392,11 +405,19 @@ class Group::State {
           static_cast<long long>(c.handles), static_cast<long long>(c.protocol),
           static_cast<long long>(c.first_batch)})
       add(value);
+    if (wrong)
+      text = "!" + std::to_string(static_cast<int>(wrong->code())) + " " + wrong->sentence();
     const auto all = comm_.allgather(text.data(), text.size());
+    if (wrong) throw *wrong;
     for (const auto& bytes : all) masked_.push_back(bytes.empty());
     for (std::size_t r = 0; r < all.size(); ++r) {
       const std::string theirs(reinterpret_cast<const char*>(all[r].data()), all[r].size());
       if (theirs.empty() || theirs == text) continue;  // empty: a failed rank
+      if (theirs[0] == '!')
+        throw Error(static_cast<Code>(std::atoi(theirs.c_str() + 1)),
+                    "rank " + std::to_string(r) +
+                        " makes no ep::Group: " + theirs.substr(theirs.find(' ') + 1),
+                    "see that rank's error");
       std::string sentence = "ranks " + std::to_string(comm_.rank());
       sentence.append(" and ").append(std::to_string(r)).append(" gave different ep::Configs: ");
       sentence.append(text).append(" and ").append(theirs);
@@ -429,7 +450,12 @@ class Group::State {
 
 MemoryNeeded Group::memory_needed(const Communicator& comm, const Config& config) {
   const Config c = checked(config, comm.nranks(), comm.place().on_gpu());
-  return make_plan(c, comm.rank(), far_ranks(comm, c.protocol)).memory;
+  const std::vector<bool> far = far_ranks(comm, c.protocol);
+  const auto first = std::find(far.begin(), far.end(), true);
+  if (c.protocol == Protocol::cells && first != far.end())
+    throw no_cells(static_cast<std::size_t>(comm.rank()),
+                   static_cast<std::size_t>(first - far.begin()));
+  return make_plan(c, comm.rank(), far).memory;
 }
 MemoryNeeded Group::memory_needed(const Config& config, int far) {
   const int ranks = static_cast<int>(config.experts.size());
