@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // marrow-test: tsan-all asan
 // What goes wrong on the proxy path: descriptors that name what is not there, a full ring, a peer that
-// fails, networks that do not exist, ranks that disagree, memory that goes away.
+// fails, memory that goes away.
 #include <gmock/gmock.h>
 
 #include <chrono>
@@ -216,84 +216,6 @@ TEST(ProxyFaults, WindowsComeAndGo) {
       rank.transport().deregister(id);
     }
   });
-}
-
-std::string open_error(int n, const std::function<base::Parameters(int)>& parameters,
-                       Code expected) {
-  const UniqueId id = UniqueId::create();
-  std::vector<std::thread> threads;
-  std::vector<std::string> sentences(n);
-  for (int r = 0; r < n; ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        bootstrap::Bootstrap bootstrap(id, n, r);
-        try {
-          (void)proxy::Transport::open(bootstrap, parameters(r), Place::cpu(), {});
-        } catch (const Error& error) {
-          EXPECT_EQ(error.code(), expected) << error.what();
-          sentences[r] = error.what();
-        }
-        bootstrap.close();
-      } catch (const Error& error) {
-        ADD_FAILURE() << error.what();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const std::string& sentence : sentences) EXPECT_FALSE(sentence.empty());
-  return sentences[0];
-}
-
-base::Parameters with(const char* name, const char* value) {
-  base::Parameters parameters;
-  parameters.set(name, value);
-  return parameters;
-}
-
-TEST(ProxyFaults, UnknownNetworkListsTheKnownOnes) {
-  const std::string text = open_error(
-      2, [](int) { return with("MARROW_NETWORK", "smh"); }, Code::invalid_argument);
-  EXPECT_THAT(text, HasSubstr("smh"));
-  EXPECT_THAT(text, HasSubstr("shm"));
-}
-
-TEST(ProxyFaults, UnknownNetworkOnOneRankFailsBoth) {
-  open_error(
-      2, [](int r) { return with("MARROW_NETWORK", r == 0 ? "smh" : "shm"); },
-      Code::invalid_argument);
-}
-
-TEST(ProxyFaults, MissingPluginAndBadOption) {
-  EXPECT_THAT(
-      open_error(
-          1, [](int) { return with("MARROW_NETWORK", "/nonexistent/net.so"); }, Code::unsupported),
-      HasSubstr("/nonexistent/net.so"));
-  EXPECT_THAT(
-      open_error(
-          1, [](int) { return with("MARROW_NETWORK", "shm?colour=red"); }, Code::unsupported),
-      HasSubstr("colour"));
-}
-
-TEST(ProxyFaults, DifferentThreadCountsAreAMismatch) {
-  EXPECT_THAT(open_error(
-                  2, [](int r) { return with("MARROW_PROXY_THREADS", r == 0 ? "1" : "2"); },
-                  Code::mismatch),
-              HasSubstr("MARROW_PROXY_THREADS"));
-}
-
-TEST(Networks, TheTableRefusesOtherVersionsAndTakenNames) {
-  const auto known = proxy::registered_networks();
-  ASSERT_FALSE(known.empty());
-  marrow_network copy = *known[0];
-  EXPECT_EQ(marrow_network_register(&copy), MARROW_NETWORK_INVALID);
-  copy.name = "another";
-  copy.version = 77;
-  EXPECT_EQ(marrow_network_register(&copy), MARROW_NETWORK_INVALID);
-  EXPECT_EQ(proxy::registered_networks().size(), known.size());
-  bool found = false;
-  for (const auto& info : proxy::known_networks())
-    found |= info.name == "shm" && info.reason.empty();
-  EXPECT_TRUE(found);
 }
 
 TEST(Arrivals, WrapReorderAndDuplicates) {
