@@ -2,6 +2,7 @@
 """Every suite of ./test, in the order in which they run: cheap checks that need no build come first."""
 import dataclasses
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from .harness import (BUILD, CORES, LOGS, ROOT, Result, build, configure, ctest,
 
 SOURCES = (".cpp", ".hpp", ".h", ".cuh", ".cu")
 TIDY_FILES = 24
+FAST_DEBUG = ("-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1 -g1")  # of preset debug: its checks, not its -O0
 CUDA_FULL = "80-real;90a-real;100-real;100-virtual"
 
 
@@ -176,14 +178,36 @@ def docs(context):
 
 
 def coverage(context):
-    failed = built(context, "debug", "marrow_tests", extra=("-DMARROW_COVERAGE=ON",), folder="coverage")
+    """Lines of src/ and include/ that the unit, conformance and ep suites reach, by folder; which ones they miss is in
+    build/test/coverage.txt. Ranks that are processes of their own count when they end by themselves."""
+    # -O1: at -O0 its counters, which threads share, make some tests four times as slow as they may be.
+    failed = built(context, "debug", "marrow_tests", folder="coverage",
+                   extra=("-DMARROW_COVERAGE=ON", *FAST_DEBUG))
     if failed:
         return failed
-    result = ctest(context, "coverage", "unit") + ctest(context, "coverage", "conformance")
-    status = context.run(["gcovr", "-r", ROOT, "--filter", "src/", "--filter", "include/", "--exclude-throw-branches",
-                          "--print-summary", "--html", LOGS / "coverage.html", BUILD / "coverage"], "coverage")
-    print((LOGS / "coverage.log").read_text()[-4000:])
-    return result + Result(failed=int(status != 0), note="build/test/coverage.html")
+    for old in (BUILD / "coverage").rglob("*.gcda"):
+        old.unlink()
+    result = Result()
+    for label in ("unit", "conformance", "ep"):
+        result += ctest(context, "coverage", label, name=f"coverage-{label}")
+    summary = LOGS / "coverage.json"
+    summary.unlink(missing_ok=True)
+    status = context.run(["gcovr", "-r", ROOT, "-j", str(CORES), "--filter", "src/", "--filter", "include/",
+                          "--exclude-throw-branches", "--txt", LOGS / "coverage.txt",
+                          "--html", LOGS / "coverage.html", "--json-summary", summary, BUILD / "coverage"], "coverage")
+    if status or not summary.exists():
+        return result + Result(failed=1, note="gcovr failed")
+    lines = {}
+    for file in json.loads(summary.read_text())["files"]:
+        sums = lines.setdefault(os.path.dirname(file["filename"]), [0, 0])
+        sums[0] += file["line_covered"]
+        sums[1] += file["line_total"]
+    lines["all"] = [sum(each) for each in zip(*lines.values())] if lines else [0, 0]
+    for folder, (covered, total) in sorted(lines.items(), key=lambda item: (item[0] == "all", item[0])):
+        print(f"   {folder:<32} {covered:>6} of {total:>6} lines  {100 * covered / max(1, total):5.1f} %")
+    if lines["all"][0] == 0:
+        return result + Result(failed=1, note="no line was counted")
+    return result + Result(note="build/test/coverage.txt, coverage.html")
 
 
 def soak(context):
@@ -212,8 +236,7 @@ def fuzz(context):
         return skip("no clang++ (libFuzzer)")
     # -O1: ten times the runs of a debug build. Warnings are g++'s affair.
     failed = built(context, "debug", "marrow_fuzz", folder="fuzz",
-                   extra=("-DCMAKE_CXX_COMPILER=clang++", "-DMARROW_FUZZ=ON", "-DMARROW_WERROR=OFF",
-                          "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1 -g1"))
+                   extra=("-DCMAKE_CXX_COMPILER=clang++", "-DMARROW_FUZZ=ON", "-DMARROW_WERROR=OFF", *FAST_DEBUG))
     if failed:
         return failed
 
