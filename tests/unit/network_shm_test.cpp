@@ -116,6 +116,25 @@ MARROW_KERNEL until_it_fails(DeviceCommunicator comm, WindowHandle window, Statu
   *out = status;
 }
 
+TEST(ShmProcesses, MemoryWithoutADescriptorIsNoWindow) {
+  run_processes(2, [](ProxyRank& rank) {
+    const auto arena = memory::Arena::create(Place::cpu());
+    memory::Block block = arena->allocate(4096, Memory::host);
+    block.fd = -1;  // as memory of the user's own
+    const std::string why = rank.transport().refuses(block, true);
+    EXPECT_THAT(why, HasSubstr("needs a file descriptor to share memory with rank " +
+                               std::to_string(1 - rank.rank())));
+    EXPECT_EQ(rank.transport().refuses(block, false), "");
+    std::string said;
+    try {
+      rank.transport().register_window(50, block, true);
+    } catch (const Error& error) {
+      said = error.what();
+    }
+    EXPECT_THAT(said, HasSubstr("Memory::host"));
+  });
+}
+
 TEST(ShmProcesses, AKilledPeerIsNoticedByTheNetworkItself) {
   run_processes(
       3,

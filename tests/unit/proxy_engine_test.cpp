@@ -146,6 +146,137 @@ TEST(ProxyEngine, AWindowStaysWhileOperationsOnItWaitToBePosted) {
   }
 }
 
+// --- peers that are wrong, or gone -------------------------------------------------------------------
+
+MARROW_KERNEL signal_and_flush(DeviceCommunicator comm, WindowHandle window, Status* out) {
+  Gin gin(comm, 0);
+  *out = worse(gin.put_value(1, window, 8, 5, SignalAdd{0, 1}), gin.flush(1));
+}
+MARROW_KERNEL await_signal(DeviceCommunicator comm, std::uint64_t count, Status* out) {
+  Gin gin(comm, 0);
+  *out = gin.wait_signal(0, count);
+}
+
+TEST(ProxyEngine, MessagesThatNoRankOfThisVersionSendsAreReportedAndHarmNobody) {
+  std::atomic<bool> sent{false};
+  Script& script = Script::begin();
+  script.message = [&](std::uint32_t rank, const void*, std::uint32_t) {
+    if (rank != 1 || sent.exchange(true)) return;
+    Script::End end;
+    {
+      std::lock_guard lock(script.mutex);
+      for (const auto& each : script.ends)
+        if (each.second.rank == 1) end = each.second;
+    }
+    end.events.message(end.events.user, 0, "abc", 3);
+    for (const proxy::MessageKind kind : {proxy::MessageKind::add, proxy::MessageKind::fetch_add,
+                                          proxy::MessageKind::staged_put, proxy::MessageKind{99}}) {
+      proxy::Message message{};
+      message.kind = kind;
+      message.window = 77;
+      message.offset = 8;
+      end.events.message(end.events.user, 0, &message, sizeof message);
+    }
+  };
+  run_proxy_ranks(
+      2,
+      [&](ProxyRank& rank) {
+        Status status = Status::invalid;
+        if (rank.rank() == 0) {
+          rank.run(1, 1, signal_and_flush, rank.window, &status);
+        } else {
+          rank.run(1, 1, await_signal, 1, &status);
+          std::string said;
+          for (const auto& [peer, error] : rank.errors()) {
+            EXPECT_EQ(peer, 0);
+            EXPECT_EQ(error.code(), Code::network);
+            said += error.what() + std::string("\n");
+          }
+          EXPECT_THAT(said, HasSubstr("rank 0 sent a message of 3 bytes"));
+          EXPECT_THAT(said, HasSubstr("rank 0 sent an add to offset 8 of window 77"));
+        }
+        EXPECT_EQ(status, Status::ok) << name(status);
+        rank.bootstrap().barrier();
+      },
+      scripted());
+  EXPECT_TRUE(sent);
+}
+
+MARROW_KERNEL signals_and_adds(DeviceCommunicator comm, WindowHandle window,
+                               LocalBufferHandle local) {
+  Gin gin(comm, 0);
+  for (int i = 0; i < 4; ++i) {
+    (void)gin.put(1, window, 64, local, 0, 64, SignalAdd{0, 1});
+    (void)gin.put_value(1, window, 8, 5, SignalAdd{0, 1});
+    (void)gin.add(1, window, 16, 1);
+  }
+}
+
+/// Its sequences were given to operations that were never posted; who takes its streams next is not held up.
+TEST(ProxyEngine, ADeviceCommunicatorClosedBeforeItsOperationsArePostedHoldsUpNoLaterOne) {
+  for (const bool ordered : {true, false}) {
+    SCOPED_TRACE(ordered ? "ordered" : "unordered");
+    std::atomic<bool> hold{false};
+    std::atomic<int> waiting{0};
+    Script& script = Script::begin();
+    script.properties = [ordered](marrow_network_properties& p) { p.ordered = ordered ? 1 : 0; };
+    script.post = [&](void* endpoint, const Script::End& end,
+                      const marrow_network_operation* operations, std::uint32_t n) {
+      if (end.rank == 0 && operations->peer == 1 && hold) {
+        waiting = static_cast<int>(n);
+        return 0;
+      }
+      return below_script().post(endpoint, operations, n);
+    };
+    ProxyOptions options = scripted();
+    options.wait_ns = 5'000'000'000;
+    run_proxy_ranks(
+        2,
+        [&](ProxyRank& rank) {
+          const auto arena = memory::Arena::create(Place::cpu());
+          const memory::Block counters = arena->allocate(128, Memory::host);
+          const auto make = [&] {
+            return rank.transport().create_device(*arena, options.requirements, counters);
+          };
+          auto device = make();
+          DeviceCommunicator second = rank.comm;
+          second.proxy = device->device();
+          rank.bootstrap().barrier();
+          if (rank.rank() == 0) {
+            hold = true;
+            launch(Place::cpu(), 1, 1, 0, signals_and_adds, second, rank.window, rank.local);
+            const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+            while (waiting == 0 && std::chrono::steady_clock::now() < late)
+              std::this_thread::yield();
+            EXPECT_GT(waiting, 0);
+          }
+          // The peer is connected again when its operations have been dropped.
+          std::thread connected([&] {
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            if (rank.rank() == 0) hold = false;
+          });
+          const auto start = std::chrono::steady_clock::now();
+          device->stop();
+          EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(3));
+          connected.join();
+          device = make();
+          second.proxy = device->device();
+          rank.bootstrap().barrier();
+          Status status = Status::invalid;
+          if (rank.rank() == 0) {
+            launch(Place::cpu(), 1, 1, 0, signal_and_flush, second, rank.window, &status);
+          } else {
+            launch(Place::cpu(), 1, 1, 0, await_signal, second, std::uint64_t{1}, &status);
+          }
+          EXPECT_EQ(status, Status::ok) << name(status);
+          rank.bootstrap().barrier();
+          EXPECT_TRUE(rank.errors().empty());
+          device->stop();
+        },
+        options);
+  }
+}
+
 // --- sequences --------------------------------------------------------------------------------------
 
 #if !defined(__SANITIZE_THREAD__)  // a million and a half of operations
