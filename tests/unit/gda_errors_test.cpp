@@ -306,6 +306,16 @@ TEST(GdaNic, NoneIsRefusedWithASentence) {
     EXPECT_EQ(error.code(), Code::unsupported);
     EXPECT_NE(error.sentence().find("a real NIC"), std::string::npos) << error.sentence();
   }
+  parameters.set("MARROW_NIC", "softnic");
+  parameters.set("MARROW_SOFTNIC", "colour=red");
+  try {
+    gda::Nic::open(bootstrap, parameters, Place::cpu());
+    ADD_FAILURE() << "opened";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::invalid_argument);
+    EXPECT_EQ(error.sentence().find("MARROW_SOFTNIC: "), 0u) << error.sentence();
+    EXPECT_NE(error.sentence().find("colour"), std::string::npos) << error.sentence();
+  }
   bootstrap.close();
 }
 
@@ -318,6 +328,18 @@ TEST(GdaNic, SoftnicTakesHostMemoryOnly) {
     EXPECT_TRUE(rank.nic().can_use(Memory::host));
     EXPECT_FALSE(rank.nic().can_use(Memory::device, &why));
     EXPECT_NE(why.find("CPU thread"), std::string::npos);
+    alignas(8) std::byte memory[64];
+    memory::Block block;
+    block.device = memory;
+    block.bytes = sizeof memory;
+    block.kind = Memory::device;
+    try {
+      (void)rank.nic().register_region(block, gda::Access::data);
+      ADD_FAILURE() << "registered";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::unsupported);
+      EXPECT_NE(std::string(error.what()).find("Memory::host"), std::string::npos) << error.what();
+    }
     EXPECT_NE(rank.queues().release_scope().find("system"), std::string::npos);
   });
 }
