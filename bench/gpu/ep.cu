@@ -3,7 +3,7 @@
 // this process, rank r on GPU r mod the number of GPUs. Times of one rank, by three methods: in-kernel (earliest block start to
 // latest block end on the global timer), graph (20 calls a graph, replayed back to back), events around each call. Floors of the same run: the
 // link's measured rate, an empty kernel.
-//   marrow_ep_gpu check|shapes|time [--json FILE]
+//   marrow_ep_gpu check|shapes|time [--json FILE] [--only standard|opaque|few-sms|tokens|routing]
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -230,9 +230,9 @@ double percentile99(std::vector<double> v) {
 
 /// In a build with -DMARROW_EP_TIMELINE: when the warps of the last kernel reached each place.
 void print_timeline() {
-  constexpr std::array kPoints{"begun",      "numbers read", "lists sent",     "targets found",
-                               "rows sent",  "lists here",   "all lists here", "rows placed",
-                               "rows found", "rows received"};
+  constexpr std::array kPoints{"begun",          "numbers read",  "choices taken", "list sent",
+                               "lists sent",     "targets found", "rows sent",     "lists here",
+                               "all lists here", "rows placed",   "rows found",    "rows received"};
   constexpr std::size_t kWarps = 132 * 16;
   using Get = int (*)(void*, std::size_t);
   const auto get = reinterpret_cast<Get>(dlsym(RTLD_DEFAULT, "marrow_ep_timeline"));
@@ -589,18 +589,29 @@ int main(int argc, char** argv) {
     std::vector<std::vector<int>> routing;
     if (const char* file = std::getenv("MARROW_TEST_EP_ROUTING"))
       routing = ep_test::real_routing(file, 4000);
+    const auto option = [&](const char* name) {
+      for (int i = 2; i + 1 < argc; ++i)
+        if (std::string(argv[i]) == name) return std::string(argv[i + 1]);
+      return std::string();
+    };
+    const std::string only = option("--only");
     // A rank a GPU: of two and, where there are four, of four.
     for (const int ranks : {1, 2, 4}) {
       if (ranks > gpus() || (ranks == 1 && gpus() > 1)) continue;
-      time_case(rate, {.ranks = ranks, .tokens = 128});
-      time_case(rate, {.ranks = ranks, .tokens = 128, .opaque = true, .dispatch_only = true});
-      time_case(rate, {.ranks = ranks, .tokens = 128, .sms = 24, .dispatch_only = true});
-      time_case(rate, {.ranks = ranks, .tokens = 345});
-      if (!routing.empty())
-        time_case(rate,
-                  {.ranks = ranks, .tokens = 128, .dispatch_only = true, .routing = &routing});
+      const std::pair<const char*, TimeCase> cases[] = {
+          {"standard", {.ranks = ranks, .tokens = 128}},
+          {"opaque", {.ranks = ranks, .tokens = 128, .opaque = true, .dispatch_only = true}},
+          {"few-sms", {.ranks = ranks, .tokens = 128, .sms = 24, .dispatch_only = true}},
+          {"tokens", {.ranks = ranks, .tokens = 345}},
+          {"routing",
+           {.ranks = ranks, .tokens = 128, .dispatch_only = true, .routing = &routing}}};
+      for (const auto& [name, c] : cases) {
+        if ((!only.empty() && only != name) || (c.routing && routing.empty())) continue;
+        time_case(rate, c);
+      }
     }
-    if (argc > 3 && std::string(argv[2]) == "--json") write_json(argv[3], rate, empty);
+    if (const std::string file = option("--json"); !file.empty())
+      write_json(file.c_str(), rate, empty);
   }
   std::printf(failures ? "FAILED %d\n" : "all good\n", failures);
   return failures ? 1 : 0;

@@ -50,9 +50,8 @@ inline void run_dispatch(const Target& t, const DeviceCommunicator& comm, const 
   a.handle = handle;
   a.times = t.times;
   const auto kernel = s.fp8 ? &dispatch_kernel<true, false> : &dispatch_kernel<false, false>;
-  const std::size_t shared = std::max<std::size_t>(
-      kNumbersBytes + std::max(sizeof(Targets), kTokensAtOnce * sizeof(ListLine)),
-      place_memory(s).bytes);
+  const std::size_t shared =
+      std::max<std::size_t>(kNumbersBytes + sizeof(Targets), place_memory(s).bytes);
   FarArgs far{};
   far.handle = handle;
   if (phase == Phase::both && !s.far_any && s.place_in_block) {

@@ -195,6 +195,7 @@ Plan make_plan(const Config& c, int rank, const std::vector<bool>& far, bool sta
   m.total = at;
   s.by_ranks = Divisor::by(static_cast<std::uint32_t>(s.ranks));
   s.by_tokens = Divisor::by(static_cast<std::uint32_t>(s.tokens));
+  s.by_sets = Modulus::by(static_cast<std::uint32_t>(s.sets));
   s.by_top_k = Divisor::by(static_cast<std::uint32_t>(s.top_k));
   s.by_quads = Divisor::by(static_cast<std::uint32_t>(s.quads));
   s.by_combine_quads = Divisor::by(static_cast<std::uint32_t>(s.combine_quads));

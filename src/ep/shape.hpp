@@ -38,6 +38,26 @@ struct Divisor {
   }
 };
 
+/// Remainder of any 64-bit number by one that is known at set-up.
+struct Modulus {
+  std::uint64_t inverse = 0;  ///< 2^64 / divisor, rounded down; 0: divisor 1
+  std::uint32_t divisor = 1;
+  MARROW_HOST_DEVICE static Modulus by(std::uint32_t divisor) {
+    return {divisor > 1 ? (~std::uint64_t{0} - divisor + 1) / divisor + 1 : 0, divisor};
+  }
+  MARROW_HOST_DEVICE std::uint32_t remainder(std::uint64_t n) const {
+    if (inverse == 0) return 0;
+#if defined(__CUDA_ARCH__)
+    const std::uint64_t quotient = __umul64hi(n, inverse);
+#else
+    __extension__ using Wide = unsigned __int128;
+    const auto quotient = static_cast<std::uint64_t>(Wide{n} * inverse >> 64);
+#endif
+    const auto rest = static_cast<std::uint32_t>(n - quotient * divisor);  // below 2 * divisor
+    return rest < divisor ? rest : rest - divisor;
+  }
+};
+
 /// A token of a source in one word, since a division to take a slot (source * M + token) apart costs time.
 struct Origin {
   std::uint32_t word = 0;  ///< source << 16 | token
@@ -131,6 +151,7 @@ struct Shape {
   std::uint64_t own_rank, own_sorted, own_distinct, own_weights;
   std::uint64_t deadline_ns;
   Divisor by_ranks, by_tokens, by_top_k, by_uniform, by_quads, by_combine_quads;
+  Modulus by_sets;
   std::uint64_t far[kMaxRanks / 64];  ///< bit r: rank r is reached by puts and signals
 
   MARROW_HOST_DEVICE bool is_far(int peer) const {

@@ -59,6 +59,18 @@ TEST(EpShape, OffsetsPast4GiBDoNotOverlap) {
 }
 
 // Kernels divide by two multiplications: exact next to every multiple, up to the largest slot and divisor.
+TEST(EpShape, RemaindersAreExactForAnyNumber) {
+  for (std::uint32_t d = 1; d <= 200; ++d) {
+    const Modulus by = Modulus::by(d);
+    for (const std::uint64_t near :
+         {std::uint64_t{0}, std::uint64_t{1} << 32, std::uint64_t{1} << 63, ~std::uint64_t{0} - 500,
+          ~std::uint64_t{0} / d * d - 2}) {
+      for (std::uint64_t n = near; n < near + 400 && n >= near; ++n)
+        ASSERT_EQ(by.remainder(n), n % d) << n << " by " << d;
+    }
+  }
+}
+
 TEST(EpShape, DivisorsAreExact) {
   constexpr int kMost = (1 << 30) - 1;
   for (int d = 1; d <= 65536; ++d) {

@@ -133,7 +133,7 @@ struct Run {
         handle(handle_at),
         batch(number),
         start(now),
-        set(static_cast<int>(number % static_cast<unsigned>(shape.sets))),
+        set(static_cast<int>(shape.by_sets.remainder(number))),
         epoch(static_cast<std::uint32_t>(number + 1)),
         any_failed(failed) {}
 
@@ -261,6 +261,8 @@ MARROW_DEVICE void meet() {
 enum class Point {
   begun,
   numbers_read,
+  choices_taken,  ///< of a list
+  list_sent,
   lists_sent,
   targets_found,
   rows_sent,

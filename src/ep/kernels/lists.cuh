@@ -12,29 +12,52 @@ inline namespace gpu_device {
 inline namespace cpu_device {
 #endif
 
-/// Tokens that a block works on at once, a line of shared memory each.
+/// Tokens that a block works on at once.
 inline constexpr int kTokensAtOnce = 16;
 inline constexpr int kMaxIdCells = (kMaxTopK + kIdsPerCell - 1) / kIdsPerCell;
-inline constexpr int kMaxWeightCells = (kMaxTopK + kWeightsPerCell - 1) / kWeightsPerCell;
-/// A token's list as it goes into cells.
-struct ListLine {
-  std::int16_t id[kMaxIdCells * kIdsPerCell];
-  float weight[kMaxWeightCells * kWeightsPerCell];
-};
-
-/// One choice of a token.
-struct Choice {
-  std::int32_t id = -1;    ///< -1: ignored, as it is none or repeats an earlier one
-  std::int32_t rank = -1;  ///< of the expert
-  float weight = 0;
-  bool first = false;  ///< no earlier choice has that rank
-  int ordinal = 0;     ///< position of the rank among the token's ranks, in their order
-};
 
 /// What a thread loads before it knows the batch's number: a choice of its warp's first token.
 struct FirstChoice {
   std::int64_t id = -1;
   float weight = 0;
+};
+
+/// A token's choices: on a GPU one a lane, else all with their thread.
+struct Choices {
+  static constexpr int kMine = kWarpQuads ? 1 : kMaxTopK;
+  std::int32_t id[kMine];  ///< -1: ignored, as it is none or repeats an earlier one
+  float weight[kMine];     ///< 0: ignored
+  bool bad[kMine];         ///< out of range, and not -1
+  bool repeats[kMine];
+  // What find_ranks finds:
+  std::int32_t rank[kMine];  ///< of the expert
+  bool first[kMine];         ///< no earlier choice has that rank
+  int ordinal[kMine];        ///< position of the rank among the token's ranks, in their order
+  int ranks;                 ///< how many
+
+  /// visit(k, i): choice k is at i here.
+  MARROW_DEVICE void each(const Shape& s, const auto& visit) const {
+    if constexpr (kWarpQuads) {
+      if (lane_index() < s.top_k) visit(lane_index(), 0);
+    } else {
+      for (int k = 0; k < s.top_k; ++k) visit(k, k);
+    }
+  }
+  /// Of any choice; past the last one of them it may be anything. All lanes of a warp call.
+  MARROW_DEVICE std::uint32_t id_of(int k) const {
+    if constexpr (kWarpQuads) {
+      return warp_shuffle(0xffffffffu, static_cast<std::uint32_t>(id[0]), k & 31);
+    } else {
+      return k < kMaxTopK ? static_cast<std::uint32_t>(id[k]) : 0;
+    }
+  }
+  MARROW_DEVICE std::uint32_t weight_of(int k) const {
+    if constexpr (kWarpQuads) {
+      return warp_shuffle(0xffffffffu, bits_of(weight[0]), k & 31);
+    } else {
+      return k < kMaxTopK ? bits_of(weight[k]) : 0;
+    }
+  }
 };
 
 /// The batch's tokens of this rank; -1: out of range.
@@ -47,7 +70,7 @@ MARROW_DEVICE float weight_of(const DispatchArgs& a, std::uint64_t choice) {
   return a.weights ? a.weights[choice] : 1.0f;
 }
 
-/// Warp w of a block takes line w, and tokens block + w * blocks first.
+/// Warp w of a block takes token block + w * blocks first.
 MARROW_DEVICE FirstChoice load_first_choice(const Shape& s, const DispatchArgs& a, int tokens,
                                             int block, int blocks) {
   FirstChoice first;
@@ -61,86 +84,85 @@ MARROW_DEVICE FirstChoice load_first_choice(const Shape& s, const DispatchArgs& 
   return first;
 }
 
-/// visit(k, choice) for all choices of a token, by a warp whose lanes have them in registers (on the CPU device, by one
-/// thread); for some k past the last one, too, with no choice. @param ahead  the lanes' choices, if they are `loaded`
-/// @param counts  this call counts the choices that are none  @return number of the token's ranks
-template <class Visit>
-MARROW_DEVICE int each_choice(const Run& r, const DispatchArgs& a, int token, FirstChoice ahead,
-                              bool loaded, bool counts, Visit&& visit) {
-  const Shape& s = r.s;
+/// What a token chose; as little as its list needs. @param ahead  the lanes' choices, if they are `loaded`
+MARROW_DEVICE void take_choices(const Shape& s, const DispatchArgs& a, int token, FirstChoice ahead,
+                                bool loaded, Choices& c) {
   const std::uint64_t first_choice = static_cast<std::uint64_t>(token) * s.top_k;
-  const auto load = [&](int k, Choice* c) {
-    const std::int64_t id = loaded && k == lane_index() ? ahead.id : a.ids[first_choice + k];
-    c->weight = loaded && k == lane_index() ? ahead.weight : weight_of(a, first_choice + k);
-    const bool good = id >= 0 && id < s.experts;
-    if (good) {
-      c->id = static_cast<std::int32_t>(id);
-      c->rank = rank_of_expert(s, r.local, c->id);
-    } else if (counts && id != -1) {
-      add_relaxed<Scope::device>(&r.control()->out_of_range, 1);
-    }
+  const auto take = [&](int i, FirstChoice choice) {
+    const bool good = choice.id >= 0 && choice.id < s.experts;
+    c.id[i] = good ? static_cast<std::int32_t>(choice.id) : -1;
+    c.bad[i] = !good && choice.id != -1;
+    c.weight[i] = choice.weight;
   };
-  const auto settle = [&](Choice* c, bool repeats) {
-    if (repeats && counts) add_relaxed<Scope::device>(&r.control()->duplicates, 1);
-    if (repeats) c->id = -1;
-    if (c->id < 0) c->weight = 0;
+  const auto settle = [&](int i, bool repeats) {
+    c.repeats[i] = repeats;
+    if (repeats) c.id[i] = -1;
+    if (c.id[i] < 0) c.weight[i] = 0;
   };
   if constexpr (kWarpQuads) {
-    constexpr std::uint32_t kAll = 0xffffffffu;
     const int k = lane_index();
-    Choice c;
-    if (k < s.top_k) load(k, &c);
-    const std::uint32_t lower = (1u << k) - 1;
-    const std::uint32_t same = warp_match(kAll, c.id);
-    const std::uint32_t same_rank = warp_match(kAll, c.rank);
-    const bool repeats = c.id >= 0 && (same & lower) != 0;
-    c.first = c.id >= 0 && (same_rank & lower) == 0;
-    settle(&c, repeats);
-    int all = 0;
-    MARROW_EP_ROLLED
-    for (int from = 0; from < s.ranks; from += 32) {
-      const bool here = c.first && c.rank >= from && c.rank < from + 32;
-      const std::uint32_t ranks = warp_or(here ? 1u << (c.rank - from) : 0);
-      all += count_lanes(ranks);
-      if (c.rank >= from + 32) {
-        c.ordinal += count_lanes(ranks);
-      } else if (c.rank >= from) {
-        c.ordinal += count_lanes(ranks & ((1u << (c.rank - from)) - 1));
-      }
+    if (!loaded) {
+      ahead = {};
+      if (k < s.top_k) ahead = {a.ids[first_choice + k], weight_of(a, first_choice + k)};
     }
-    visit(k, c);
-    if (s.top_k > 30 && k < 4) visit(k + 32, Choice{});  // the last cells' padding
-    return all;
+    take(0, ahead);
+    const std::uint32_t same = warp_match(0xffffffffu, c.id[0]);
+    settle(0, c.id[0] >= 0 && (same & ((1u << k) - 1)) != 0);
   } else {
-    Choice c[kMaxTopK];
-    int all = 0;
     for (int k = 0; k < s.top_k; ++k) {
-      load(k, &c[k]);
+      const bool here = loaded && k == lane_index();
+      take(k, here ? ahead : FirstChoice{a.ids[first_choice + k], weight_of(a, first_choice + k)});
       bool repeats = false;
-      c[k].first = c[k].id >= 0;
-      for (int other = 0; other < k; ++other) {
-        repeats |= c[k].id >= 0 && a.ids[first_choice + other] == c[k].id;
-        c[k].first &= c[other].rank != c[k].rank;
-      }
-      settle(&c[k], repeats);
-      all += c[k].first;
+      for (int other = 0; other < k; ++other)
+        repeats |= c.id[k] >= 0 && a.ids[first_choice + other] == c.id[k];
+      settle(k, repeats);
     }
-    for (int k = 0; k < s.top_k; ++k) {
-      for (int other = 0; other < s.top_k; ++other)
-        c[k].ordinal += c[other].first && c[other].rank < c[k].rank;
-      visit(k, c[k]);
-    }
-    for (int k = s.top_k; k < kMaxIdCells * kIdsPerCell; ++k) visit(k, Choice{});
-    return all;
   }
 }
 
-/// A line to every rank, by a warp: ids before weights.
-MARROW_DEVICE void send_list(const Run& r, const ListLine& line, int token) {
+/// The ranks of a token's choices. A warp's lanes call together.
+MARROW_DEVICE void find_ranks(const Run& r, Choices& c) {
   const Shape& s = r.s;
-  const int cells = s.id_cells + s.weight_cells;
+  c.ranks = 0;
+  if constexpr (kWarpQuads) {
+    c.rank[0] = c.id[0] < 0 ? -1 : rank_of_expert(s, r.local, c.id[0]);
+    const std::uint32_t same_rank = warp_match(0xffffffffu, c.rank[0]);
+    c.first[0] = c.id[0] >= 0 && (same_rank & ((1u << lane_index()) - 1)) == 0;
+    c.ordinal[0] = 0;
+    MARROW_EP_ROLLED
+    for (int from = 0; from < s.ranks; from += 32) {
+      const int rank = c.rank[0] - from;
+      const std::uint32_t ranks = warp_or(c.first[0] && rank >= 0 && rank < 32 ? 1u << rank : 0);
+      c.ranks += count_lanes(ranks);
+      if (rank >= 32) {
+        c.ordinal[0] += count_lanes(ranks);
+      } else if (rank >= 0) {
+        c.ordinal[0] += count_lanes(ranks & ((1u << rank) - 1));
+      }
+    }
+  } else {
+    for (int k = 0; k < s.top_k; ++k) {
+      c.rank[k] = c.id[k] < 0 ? -1 : rank_of_expert(s, r.local, c.id[k]);
+      c.first[k] = c.id[k] >= 0;
+      for (int other = 0; other < k; ++other) c.first[k] &= c.rank[other] != c.rank[k];
+      c.ranks += c.first[k];
+    }
+    for (int k = 0; k < s.top_k; ++k) {
+      c.ordinal[k] = 0;
+      for (int other = 0; other < s.top_k; ++other)
+        c.ordinal[k] += c.first[other] && c.rank[other] < c.rank[k];
+    }
+  }
+}
+
+/// A token's list to every rank, by a warp: ids before weights.
+MARROW_DEVICE void send_list(const Run& r, const Choices& choices, int token) {
+  const Shape& s = r.s;
+  const int cells = s.ranks * (s.id_cells + s.weight_cells);
+  const int lanes = kWarpQuads ? 32 : 1;
   MARROW_EP_ROLLED
-  for (int i = kWarpQuads ? lane_index() : 0; i < s.ranks * cells; i += kWarpQuads ? 32 : 1) {
+  for (int from = 0; from < cells; from += lanes) {
+    const int i = from + (kWarpQuads ? lane_index() : 0);
     const int c = s.by_ranks.quotient(i);
     // Everybody starts at another peer.
     int peer = s.rank + 1 + i - c * s.ranks;
@@ -148,11 +170,13 @@ MARROW_DEVICE void send_list(const Run& r, const ListLine& line, int token) {
     const bool ids = c < s.id_cells;
     const int nth = ids ? c : c - s.id_cells;
     std::uint32_t word[3];  // a cell carries 12 bytes of either
-    std::memcpy(word,
-                (ids ? reinterpret_cast<const std::byte*>(line.id)
-                     : reinterpret_cast<const std::byte*>(line.weight)) +
-                    nth * 12,
-                12);
+    for (int w = 0; w < 3; ++w) {
+      const std::uint32_t low = choices.id_of(nth * kIdsPerCell + 2 * w);
+      const std::uint32_t high = choices.id_of(nth * kIdsPerCell + 2 * w + 1);
+      const std::uint32_t weight = choices.weight_of(nth * kWeightsPerCell + w);
+      word[w] = ids ? (low & 0xffff) | high << 16 : weight;
+    }
+    if (i >= cells) continue;
     const Cell16 cell = epoch_cell(word[0], word[1], word[2], r.epoch);
     const std::uint64_t offset = 16 +
                                  (ids ? static_cast<std::uint64_t>(token) * s.id_cells
@@ -170,15 +194,20 @@ MARROW_DEVICE void send_list(const Run& r, const ListLine& line, int token) {
   }
 }
 
-/// What the handle keeps of choice k.
-MARROW_DEVICE void keep_choice(const Run& r, std::uint64_t first_choice, int k, const Choice& c) {
+/// What the handle keeps of a token's choices, and what is counted of them.
+MARROW_DEVICE void keep_choices(const Run& r, const Choices& c, int token) {
   const Shape& s = r.s;
-  r.table<std::int16_t>(s.own_rank)[first_choice + k] =
-      static_cast<std::int16_t>(c.id < 0 ? -1 : c.rank);
-  r.table<float>(s.own_weights)[first_choice + k] = c.weight;
-  if (c.first)
-    r.table<std::int16_t>(s.own_sorted)[first_choice + c.ordinal] =
-        static_cast<std::int16_t>(c.rank);
+  const std::uint64_t first_choice = static_cast<std::uint64_t>(token) * s.top_k;
+  c.each(s, [&](int k, int i) {
+    if (c.bad[i]) add_relaxed<Scope::device>(&r.control()->out_of_range, 1);
+    if (c.repeats[i]) add_relaxed<Scope::device>(&r.control()->duplicates, 1);
+    r.table<std::int16_t>(s.own_rank)[first_choice + k] = static_cast<std::int16_t>(c.rank[i]);
+    r.table<float>(s.own_weights)[first_choice + k] = c.weight[i];
+    if (c.first[i])
+      r.table<std::int16_t>(s.own_sorted)[first_choice + c.ordinal[i]] =
+          static_cast<std::int16_t>(c.rank[i]);
+  });
+  if (lane_index() == 0) r.table<std::int32_t>(s.own_distinct)[token] = c.ranks;
 }
 
 /// Lists of this rank's tokens, the head that says how many they are, and what the handle keeps of them. Blocks 0 ..
@@ -206,36 +235,21 @@ MARROW_DEVICE void send_lists(const Run& r, const DispatchArgs& a, int block, in
     }
     if (thread_index() == 0) r.table<HandleHead>(0)->tokens = tokens;
   }
-  auto* lines = dynamic_shared<ListLine>(kNumbersBytes);
   const int warps = (block_size() + warp_lanes() - 1) / warp_lanes();
-  const int all_lines = warps < kTokensAtOnce ? warps : kTokensAtOnce;
+  const int at_once = warps < kTokensAtOnce ? warps : kTokensAtOnce;
   const int mine = thread_index() / warp_lanes();
-  const std::uint32_t all = full_mask();
-  if (mine >= all_lines || (!kWarpQuads && lane_index() != 0)) return;
-  ListLine& line = lines[mine];
+  if (mine >= at_once || (!kWarpQuads && lane_index() != 0)) return;
   bool loaded = true;
   MARROW_EP_ROLLED
-  for (int token = block + mine * blocks; token < tokens; token += all_lines * blocks) {
-    const std::uint64_t first_choice = static_cast<std::uint64_t>(token) * s.top_k;
-    Choice mine_of_list;  // kWarpQuads: the lane's
-    const int ranks = each_choice(r, a, token, ahead, loaded, true, [&](int k, const Choice& c) {
-      if (k < kMaxIdCells * kIdsPerCell) line.id[k] = static_cast<std::int16_t>(c.id);
-      if (k < kMaxWeightCells * kWeightsPerCell) line.weight[k] = c.weight;
-      if (k >= s.top_k) return;
-      if constexpr (kWarpQuads) {
-        mine_of_list = c;
-      } else {
-        keep_choice(r, first_choice, k, c);
-      }
-    });
+  for (int token = block + mine * blocks; token < tokens; token += at_once * blocks) {
+    Choices choices;
+    take_choices(s, a, token, ahead, loaded, choices);
     loaded = false;
-    if constexpr (kWarpQuads) warp_sync(all);  // the line is complete
-    send_list(r, line, token);
-    if constexpr (kWarpQuads) {
-      if (lane_index() < s.top_k) keep_choice(r, first_choice, lane_index(), mine_of_list);
-    }
-    if (lane_index() == 0) r.table<std::int32_t>(s.own_distinct)[token] = ranks;
-    if constexpr (kWarpQuads) warp_sync(all);  // the next token takes this line
+    note(Point::choices_taken);
+    send_list(r, choices, token);
+    note(Point::list_sent);
+    find_ranks(r, choices);
+    keep_choices(r, choices, token);
   }
 }
 

@@ -173,25 +173,28 @@ MARROW_DEVICE void find_targets(const Run& r, const DispatchArgs& a, Targets& m,
   for (int j = thread_index() / warp_lanes(); j < round.count; j += warps) {
     if (!kWarpQuads && lane_index() != 0) continue;
     const int token = round.token(j);
+    Choices choices;
+    take_choices(s, a, token, ahead, round.from == 0 && j < warps, choices);
+    find_ranks(r, choices);
     std::uint32_t staged = 0;
-    const int ranks = each_choice(r, a, token, ahead, round.from == 0 && j < warps, false,
-                                  [&](int, const Choice& c) {
-                                    if (!c.first) return;
-                                    std::byte* base = nullptr;
-                                    if (r.is_failed(c.rank)) {
-                                      // Nothing goes there.
-                                    } else if (s.is_far(c.rank)) {
-                                      staged = 1;
-                                    } else {
-                                      base = r.peer(c.rank) + s.row_at(r.set, s.rank, token);
-                                    }
-                                    m.base[j][c.ordinal] = base;
-                                  });
+    choices.each(s, [&](int, int i) {
+      if (!choices.first[i]) return;
+      std::byte* base = nullptr;
+      const int rank = choices.rank[i];
+      if (r.is_failed(rank)) {
+        // Nothing goes there.
+      } else if (s.is_far(rank)) {
+        staged = 1;
+      } else {
+        base = r.peer(rank) + s.row_at(r.set, s.rank, token);
+      }
+      m.base[j][choices.ordinal[i]] = base;
+    });
     if constexpr (kWarpQuads) {
       if (s.far_any) staged = warp_or(staged);
     }
     if (lane_index() != 0) continue;
-    m.count[j] = ranks;
+    m.count[j] = choices.ranks;
     m.staged[j] = static_cast<std::int32_t>(staged);
   }
   meet();
