@@ -230,9 +230,10 @@ double percentile99(std::vector<double> v) {
 
 /// In a build with -DMARROW_EP_TIMELINE: when the warps of the last kernel reached each place.
 void print_timeline() {
-  constexpr std::array kPoints{"begun",          "numbers read",  "choices taken", "list sent",
-                               "lists sent",     "targets found", "rows sent",     "lists here",
-                               "all lists here", "rows placed",   "rows found",    "rows received"};
+  constexpr std::array kPoints{"begun",       "numbers read",   "choices taken",
+                               "list sent",   "lists sent",     "targets found",
+                               "rows sent",   "lists here",     "all lists here",
+                               "rows placed", "tables written", "rows received"};
   constexpr std::size_t kWarps = 132 * 16;
   using Get = int (*)(void*, std::size_t);
   const auto get = reinterpret_cast<Get>(dlsym(RTLD_DEFAULT, "marrow_ep_timeline"));
@@ -603,8 +604,7 @@ int main(int argc, char** argv) {
           {"opaque", {.ranks = ranks, .tokens = 128, .opaque = true, .dispatch_only = true}},
           {"few-sms", {.ranks = ranks, .tokens = 128, .sms = 24, .dispatch_only = true}},
           {"tokens", {.ranks = ranks, .tokens = 345}},
-          {"routing",
-           {.ranks = ranks, .tokens = 128, .dispatch_only = true, .routing = &routing}}};
+          {"routing", {.ranks = ranks, .tokens = 128, .dispatch_only = true, .routing = &routing}}};
       for (const auto& [name, c] : cases) {
         if ((!only.empty() && only != name) || (c.routing && routing.empty())) continue;
         time_case(rate, c);

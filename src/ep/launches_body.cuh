@@ -33,7 +33,10 @@ inline void launch_far_wait(const Target& t, const DeviceCommunicator& comm, con
 
 /// Shares of a grid that does both: sending blocks read and quantise, receiving ones mostly wait, then copy; an SM's
 /// loads queue behind its own stores to peers, so they are not the same ones.
-inline int blocks_that_send(int blocks) { return std::max(1, blocks * 32 / 132); }
+inline int blocks_that_send(int blocks) {
+  // Of a few, the instructions count, and sending has more of them.
+  return std::max(1, blocks < 64 ? (blocks * 7 + 12) / 24 : blocks * 32 / 132);
+}
 
 inline void run_dispatch(const Target& t, const DeviceCommunicator& comm, const WindowHandle& w,
                          const Shape& s, const DispatchInput& in, const DispatchOutput& out,
@@ -50,13 +53,14 @@ inline void run_dispatch(const Target& t, const DeviceCommunicator& comm, const 
   a.handle = handle;
   a.times = t.times;
   const auto kernel = s.fp8 ? &dispatch_kernel<true, false> : &dispatch_kernel<false, false>;
-  const std::size_t shared =
-      std::max<std::size_t>(kNumbersBytes + sizeof(Targets), place_memory(s).bytes);
+  const std::size_t shared = std::max<std::size_t>(
+      kNumbersBytes + sizeof(Targets), place_memory(s).bytes(s, t.threads / kQuadLanes));
   FarArgs far{};
   far.handle = handle;
   if (phase == Phase::both && !s.far_any && s.place_in_block) {
     a.send_blocks = blocks_that_send(t.blocks);
     a.receive_from = t.blocks > 3 ? a.send_blocks : 0;
+    a.by_receivers = Divisor::by(static_cast<std::uint32_t>(t.blocks - a.receive_from));
     const auto apart = s.fp8 ? &dispatch_kernel<true, true> : &dispatch_kernel<false, true>;
     launch_early(t.place, t.blocks, t.threads, shared, a.receive_from > 0 ? apart : kernel, comm, w,
                  s, a);
@@ -75,6 +79,7 @@ inline void run_dispatch(const Target& t, const DeviceCommunicator& comm, const 
                    (static_cast<std::size_t>(t.threads) + 1) * 4, place_kernel, comm, w, s, handle);
     }
     a.send_blocks = a.receive_from = 0;
+    a.by_receivers = Divisor::by(static_cast<std::uint32_t>(t.blocks));
     launch_early(t.place, t.blocks, t.threads, shared, kernel, comm, w, s, a);
   }
 }

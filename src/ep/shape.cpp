@@ -121,10 +121,12 @@ Plan make_plan(const Config& c, int rank, const std::vector<bool>& far, bool sta
   s.row_cells = static_cast<int>(output_row / 16);
   s.data_cells = s.row_cells + static_cast<int>((s.scale_bytes + 15) / 16);
   s.quads = (s.data_cells + kQuadCells - 1) / kQuadCells;
+  s.pieces = (s.quads + kPieceQuads - 1) / kPieceQuads;
   s.scale_words =
       s.fp8 ? (s.packed ? (groups + 3) / 4 : groups) : static_cast<int>(s.scale_bytes / 4);
   s.combine_cells = c.hidden / 8;
   s.combine_quads = (s.combine_cells + kQuadCells - 1) / kQuadCells;
+  s.combine_twos = (s.combine_quads + 1) / 2;
   s.id_cells = (c.top_k + kIdsPerCell - 1) / kIdsPerCell;
   s.weight_cells = (c.top_k + kWeightsPerCell - 1) / kWeightsPerCell;
   s.mask_words = (c.max_tokens + 31) / 32;
@@ -198,13 +200,15 @@ Plan make_plan(const Config& c, int rank, const std::vector<bool>& far, bool sta
   s.by_sets = Modulus::by(static_cast<std::uint32_t>(s.sets));
   s.by_top_k = Divisor::by(static_cast<std::uint32_t>(s.top_k));
   s.by_quads = Divisor::by(static_cast<std::uint32_t>(s.quads));
+  s.by_pieces = Divisor::by(static_cast<std::uint32_t>(s.pieces));
   s.by_combine_quads = Divisor::by(static_cast<std::uint32_t>(s.combine_quads));
+  s.by_combine_twos = Divisor::by(static_cast<std::uint32_t>(s.combine_twos));
   s.by_uniform = Divisor::by(static_cast<std::uint32_t>(std::max(s.uniform, 1)));
   // Without products that could overflow: then it is too large anyway.
   const std::uint64_t most = (R * M) * (K * 2 + 16) + static_cast<std::uint64_t>(columns_of(s)) *
                                                           (R * s.mask_words * 8 + 16);
   s.place_in_block = most < (1u << 30);
-  if (s.place_in_block) s.place_in_block = place_memory(s).bytes < kPlaceBytes;
+  if (s.place_in_block) s.place_in_block = place_memory(s).bytes(s, kMostWorkers) < kPlaceBytes;
   return plan;
 }
 

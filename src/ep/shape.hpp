@@ -19,6 +19,8 @@
 namespace marrow::ep {
 
 inline constexpr int kQuadCells = 32;
+inline constexpr int kPieceQuads =
+    4;  ///< neighbouring quads of a row that a GPU's warp carries together
 inline constexpr int kMaxTopK = 32;
 inline constexpr std::uint32_t kSentinel = 0xffffffffu;
 inline constexpr int kIdsPerCell = 6;      // int16 in 12 bytes; the last word is the epoch
@@ -130,9 +132,11 @@ struct Shape {
   std::int32_t row_cells;      ///< data cells of a row whose bytes go to the output's rows
   std::int32_t data_cells;     ///< ... and of its opaque scales
   std::int32_t quads;          ///< extra cells
+  std::int32_t pieces;         ///< of kPieceQuads quads, the last one smaller
   std::int32_t scale_words;    ///< words of one row's scales in the output
   std::int32_t combine_cells;  ///< of a bf16 row
   std::int32_t combine_quads;
+  std::int32_t combine_twos;  ///< pairs of neighbouring quads, the last one maybe alone
   std::int32_t id_cells, weight_cells;
   std::int32_t mask_words;   ///< of one source: bits of its tokens
   std::int32_t record_rows;  ///< K rounded up to 4
@@ -150,7 +154,8 @@ struct Shape {
   std::uint64_t counts, source, weights, expert_ids, list, pairs, records;
   std::uint64_t own_rank, own_sorted, own_distinct, own_weights;
   std::uint64_t deadline_ns;
-  Divisor by_ranks, by_tokens, by_top_k, by_uniform, by_quads, by_combine_quads;
+  Divisor by_ranks, by_tokens, by_top_k, by_uniform, by_quads, by_pieces, by_combine_quads,
+      by_combine_twos;
   Modulus by_sets;
   std::uint64_t far[kMaxRanks / 64];  ///< bit r: rank r is reached by puts and signals
 
@@ -174,16 +179,17 @@ struct Shape {
   }
 };
 
-/// Shared memory of a receiving block: the numbers of the batch, rows that its workers write to, and, if it places
-/// rows itself, all it knows.
-inline constexpr int kNumbersBytes = 32;   ///< at the start of every block's
-inline constexpr int kItemsAtOnce = 4;     ///< of a worker
-inline constexpr int kEntriesAtOnce = 32;  ///< of a block
+/// Shared memory of a receiving block: the numbers of the batch, if it places rows itself, all it knows, and a line for each
+/// worker: the output rows it writes to.
+inline constexpr int kNumbersBytes = 32;  ///< at the start of every block's
 inline constexpr int kTableWorkers =
     8;  ///< blocks with fewer workers have none that does only tables
+inline constexpr int kMostWorkers = 16;  ///< of a GPU's block
 struct PlaceMemory {
-  std::uint32_t rows, counts_of_entries, origins, heads, masks, any, prefixes, any_prefix, ids,
-      list, counts, bases, bytes;
+  std::uint32_t taken, heads, masks, any, prefixes, any_prefix, ids, list, counts, bases, lines;
+  MARROW_HOST_DEVICE std::uint32_t bytes(const Shape& s, int workers) const {
+    return lines + static_cast<std::uint32_t>(workers * s.record_rows) * 4;
+  }
 };
 /// Columns that rows are counted in: experts, or (rank-major) one.
 MARROW_HOST_DEVICE constexpr int columns_of(const Shape& s) { return s.rank_major ? 1 : s.local; }
@@ -207,13 +213,9 @@ MARROW_HOST_DEVICE inline PlaceMemory place_memory(const Shape& s) {
     at += (bytes + 15) & ~15u;
     return here;
   };
-  m.rows = take(static_cast<std::uint32_t>(kEntriesAtOnce * s.record_rows) * 4);
-  m.counts_of_entries = take(kEntriesAtOnce * 4);
-  m.origins = take(kEntriesAtOnce * 4);
-  if (!s.place_in_block) {
-    m.bytes = at;
-    return m;
-  }
+  m.lines = at;
+  if (!s.place_in_block) return m;
+  m.taken = take(4);
   m.heads = take(static_cast<std::uint32_t>(s.ranks) * 4);
   m.masks = take(columns * words * 4);
   m.any =
@@ -224,7 +226,7 @@ MARROW_HOST_DEVICE inline PlaceMemory place_memory(const Shape& s) {
   m.list = take(slots * 4);
   m.counts = take(columns * 4);
   m.bases = take(columns * 4);
-  m.bytes = at;
+  m.lines = at;
   return m;
 }
 

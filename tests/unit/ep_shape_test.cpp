@@ -118,12 +118,12 @@ TEST(EpShape, OriginsAndPlacesAtTheLimits) {
         for (int rank = 0; rank < 3; ++rank) {
           const Shape s = make_plan(checked(c, 3, true), rank, std::vector<bool>(3)).shape;
           const PlaceMemory m = place_memory(s);
-          EXPECT_LE(m.bytes, 96u * 1024);  // what launches ask for, beside a block of 512 threads
+          // What launches ask for, beside a block of 512 threads.
+          EXPECT_LE(m.bytes(s, kMostWorkers), 96u * 1024);
           if (!s.place_in_block) continue;
-          const std::uint32_t order[] = {
-              m.rows,     m.counts_of_entries, m.origins, m.heads, m.masks,  m.any,
-              m.prefixes, m.any_prefix,        m.ids,     m.list,  m.counts, m.bases,
-              m.bytes};
+          const std::uint32_t order[] = {m.taken,    m.heads,      m.masks, m.any,
+                                         m.prefixes, m.any_prefix, m.ids,   m.list,
+                                         m.counts,   m.bases,      m.lines, m.bytes(s, 1)};
           for (std::size_t i = 1; i < std::size(order); ++i) {
             EXPECT_LE(order[i - 1], order[i]);
             EXPECT_EQ(order[i] % 16, 0u);

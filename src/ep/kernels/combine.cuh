@@ -243,17 +243,17 @@ MARROW_DEVICE void send_each(const Run& r, const CombineArgs& a, Walk walk, int 
   }
 }
 
-/// A worker's quads of all rows: neighbouring ones are different blocks'.
-MARROW_DEVICE Walk walk_of_grid(const Shape& s) {
+/// A worker's parts of all rows: neighbouring ones are different blocks'.
+MARROW_DEVICE Walk walk_of_grid(int parts, const Divisor& by_parts) {
   return Walk(thread_index() / kQuadLanes * grid_size() + block_index(),
-              block_size() / kQuadLanes * grid_size(), s.combine_quads, s.by_combine_quads);
+              block_size() / kQuadLanes * grid_size(), parts, by_parts);
 }
 
 template <bool kSum>
 MARROW_DEVICE void send_combine(const Run& r, const CombineArgs& a) {
   const Shape& s = r.s;
   if (block_index() == 0) say_hello(r);
-  const Walk walk = walk_of_grid(s);
+  const Walk walk = walk_of_grid(s.combine_quads, s.by_combine_quads);
   if constexpr (kSum) {
     send_sums(r, a, walk, thread_index() % kQuadLanes);
   } else {
@@ -315,47 +315,68 @@ class TokenColumns {
   float weight_ = 1.0f;
 };
 
+/// Neighbouring quads of a token's row that a worker receives together. (Of rows as they are, 8 columns of one take all
+/// registers.)
+template <bool kSum>
+inline constexpr int kQuadsReceived = kWarpQuads&& kSum ? 2 : 1;
+template <bool kSum>
+inline constexpr int kReceivedCells = kQuadsReceived<kSum>* kCellsPerLane;
+/// From the first quad's first cell to the lane's i-th one.
+MARROW_DEVICE int received_ahead(int i) {
+  return i / kCellsPerLane * kQuadCells + i % kCellsPerLane * kQuadLanes;
+}
+
 /// Tokens that a worker receives, and what the first one's columns are: loaded before the worker sends.
+template <bool kSum>
 struct Incoming {
   int tokens = 0;
   Walk walk;
   TokenColumns first;
-  MARROW_DEVICE Incoming(const Run& r, const CombineArgs& a) : walk(walk_of_grid(r.s)) {
+  MARROW_DEVICE Incoming(const Run& r, const CombineArgs& a)
+      : walk(kQuadsReceived<kSum> == 2 ? walk_of_grid(r.s.combine_twos, r.s.by_combine_twos)
+                                       : walk_of_grid(r.s.combine_quads, r.s.by_combine_quads)) {
     tokens = r.table<HandleHead>(0)->tokens;
     if (walk.number < r.s.tokens) first = TokenColumns(r, a, walk.number);
   }
 };
 
-/// Adds up to 8 columns of one quad, in their order, and waits for them. All lanes of a worker call. @return the rest
+/// Adds some columns of the quads from `quad` on, in their order, and waits for them. All lanes of a worker call.
+/// @return the rest
+template <bool kSum>
 MARROW_DEVICE std::uint32_t add_columns(const Run& r, const TokenColumns& columns,
                                         std::uint32_t valid, std::byte* token_base, int quad,
-                                        int lane, float (&sum)[kCellsPerLane][8]) {
-  constexpr int kMost = 8;
+                                        int lane, float (&sum)[kReceivedCells<kSum>][8]) {
+  constexpr int kMost = kSum ? 4 : 8;  // in flight together; sums: one a rank, without weights
   const Shape& s = r.s;
-  int column[kMost];
+  const int room = s.combine_cells - quad * kQuadCells - lane;
+  std::byte* first = token_base + static_cast<std::uint32_t>(quad * kQuadCells + lane) * 16;
+  std::uint32_t offset[kMost];  // of a column
   float weight[kMost];
+  std::uint32_t column_bits = valid;
   int count = 0;
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
   for (int n = 0; n < kMost; ++n) {
-    column[n] = 0;
+    offset[n] = 0;
     weight[n] = 1.0f;
     if (valid == 0) continue;
-    column[n] = lowest_lane(valid);
-    weight[n] = columns.weight(r, column[n]);
+    const int column = lowest_lane(valid);
+    offset[n] = static_cast<std::uint32_t>(column) * static_cast<std::uint32_t>(s.combine_stride);
+    if constexpr (!kSum) weight[n] = columns.weight(r, column);
     valid &= valid - 1;
     ++count;
   }
+  column_bits ^= valid;
   // Rows of far sources are here, whatever they look like.
   std::uint32_t sure = 0;
   if (s.far_any) {
-    for (int n = 0; n < count; ++n)
-      if (s.is_far(columns.source(r, column[n]))) sure |= 1u << n;
+    std::uint32_t left = column_bits;
+    for (int n = 0; n < count; ++n, left &= left - 1)
+      if (s.is_far(columns.source(r, lowest_lane(left)))) sure |= 1u << n;
   }
-  Cell16 cell[kMost][kCellsPerLane];
+  Cell16 cell[kMost][kReceivedCells<kSum>];
   std::uint32_t missing = (1u << count) - 1;
-  const std::uint32_t offset = static_cast<std::uint32_t>(quad * kQuadCells + lane) * 16;
   const auto turn = [&] {
 #if defined(__CUDACC__)
 #pragma unroll
@@ -365,10 +386,9 @@ MARROW_DEVICE std::uint32_t add_columns(const Run& r, const TokenColumns& column
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-      for (int c = 0; c < kCellsPerLane; ++c) {
-        if (quad * kQuadCells + c * kQuadLanes + lane < s.combine_cells)
-          cell[n][c] =
-              load_cell(token_base + column[n] * s.combine_stride + offset + c * kQuadLanes * 16);
+      for (int i = 0; i < kReceivedCells<kSum>; ++i) {
+        const int ahead = received_ahead(i);
+        if (ahead < room) cell[n][i] = load_cell(first + offset[n] + ahead * 16);
       }
     }
 #if defined(__CUDACC__)
@@ -377,9 +397,8 @@ MARROW_DEVICE std::uint32_t add_columns(const Run& r, const TokenColumns& column
     for (int n = 0; n < kMost; ++n) {
       if (!(missing >> n & 1)) continue;
       bool here = true;
-      for (int c = 0; c < kCellsPerLane; ++c) {
-        if (quad * kQuadCells + c * kQuadLanes + lane < s.combine_cells)
-          here &= mark_of(cell[n][c]) != kSentinel;
+      for (int i = 0; i < kReceivedCells<kSum>; ++i) {
+        if (received_ahead(i) < room) here &= mark_of(cell[n][i]) != kSentinel;
       }
       if (here || (sure >> n & 1)) missing &= ~(1u << n);
     }
@@ -390,42 +409,44 @@ MARROW_DEVICE std::uint32_t add_columns(const Run& r, const TokenColumns& column
     relax(turns);
     if (turns % kLooksAtOnce == 0) status = impatience(r);
   }
+  if (missing) {  // counts as zeros
+    std::uint32_t left = column_bits;
+    MARROW_EP_ROLLED
+    for (int n = 0; n < count; ++n, left &= left - 1)
+      if (missing >> n & 1) r.set_failed(columns.source(r, lowest_lane(left)), status);
+  }
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
   for (int n = 0; n < kMost; ++n) {
-    if (n >= count) continue;
-    if (missing >> n & 1) {  // counts as zeros
-      r.set_failed(columns.source(r, column[n]), status);
-      continue;
-    }
+    if (n >= count || (missing >> n & 1)) continue;
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-    for (int c = 0; c < kCellsPerLane; ++c) {
-      if (quad * kQuadCells + c * kQuadLanes + lane >= s.combine_cells) continue;
-      store_cell(token_base + column[n] * s.combine_stride + offset + c * kQuadLanes * 16,
-                 sentinel_cell());
+    for (int i = 0; i < kReceivedCells<kSum>; ++i) {
+      const int ahead = received_ahead(i);
+      if (ahead >= room) continue;
+      store_cell(first + offset[n] + ahead * 16, sentinel_cell());
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-      for (int i = 0; i < 4; ++i) {
-        const std::uint32_t word = word_of(cell[n][c], i);
-        sum[c][i * 2] = fmaf(weight[n], bf16_low(word), sum[c][i * 2]);
-        sum[c][i * 2 + 1] = fmaf(weight[n], bf16_high(word), sum[c][i * 2 + 1]);
+      for (int w = 0; w < 4; ++w) {
+        const std::uint32_t word = word_of(cell[n][i], w);
+        sum[i][w * 2] = fmaf(weight[n], bf16_low(word), sum[i][w * 2]);
+        sum[i][w * 2 + 1] = fmaf(weight[n], bf16_high(word), sum[i][w * 2 + 1]);
       }
     }
   }
   return valid;
 }
 
-/// A source says that it has begun, also without rows for us: sets are used again by what all have done. By block 0's last
+/// A source says that it has begun, also without rows for us: sets are used again by what all have done. By a block's last
 /// warp before its rows, so that what a source is waited for is its own time.
 MARROW_DEVICE void wait_for_hellos(const Run& r) {
   const Shape& s = r.s;
   const int watchers = block_size() < 32 ? block_size() : 32;
   const int first = thread_index() - (block_size() - watchers);
-  if (block_index() != 0 || first < 0) return;
+  if (first < 0) return;
   std::uint64_t since = now_ns();  // before, others were waited for
   for (int source = first; source < s.ranks; source += watchers) {
     if (s.is_far(source) || r.is_failed(source)) continue;
@@ -437,34 +458,35 @@ MARROW_DEVICE void wait_for_hellos(const Run& r) {
   }
 }
 
-MARROW_DEVICE void receive_combine(const Run& r, const CombineArgs& a, const Incoming& in) {
+template <bool kSum>
+MARROW_DEVICE void receive_combine(const Run& r, const CombineArgs& a, const Incoming<kSum>& in) {
   const Shape& s = r.s;
-  wait_for_hellos(r);
+  if (block_index() == 0) wait_for_hellos(r);
   const int lane = thread_index() % kQuadLanes;
   Walk walk = in.walk;
   TokenColumns next = in.first;
   MARROW_EP_ROLLED
   while (walk.number < in.tokens) {
     const int token = walk.number;
-    const int quad = walk.quad;
+    const int quad = walk.quad * kQuadsReceived<kSum>;
     const TokenColumns columns = next;
     walk.next();
     if (walk.number < in.tokens) next = TokenColumns(r, a, walk.number);
     std::byte* token_base = r.local + s.combine_at(r.set, token, 0);
-    float sum[kCellsPerLane][8] = {};
+    float sum[kReceivedCells<kSum>][8] = {};
     MARROW_EP_ROLLED
     for (std::uint32_t left = columns.valid(r); left != 0;)
-      left = add_columns(r, columns, left, token_base, quad, lane, sum);
+      left = add_columns<kSum>(r, columns, left, token_base, quad, lane, sum);
+    std::byte* out = a.out_rows + static_cast<std::uint64_t>(token) * s.combine_stride;
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-    for (int c = 0; c < kCellsPerLane; ++c) {
-      const int index = quad * kQuadCells + c * kQuadLanes + lane;
+    for (int i = 0; i < kReceivedCells<kSum>; ++i) {
+      const int index = quad * kQuadCells + lane + received_ahead(i);
       if (index >= s.combine_cells) continue;
-      store_wide(a.out_rows + static_cast<std::uint64_t>(token) * s.combine_stride +
-                     static_cast<std::uint64_t>(index) * 16,
-                 Words16{{to_bf16_pair(sum[c][0], sum[c][1]), to_bf16_pair(sum[c][2], sum[c][3]),
-                          to_bf16_pair(sum[c][4], sum[c][5]), to_bf16_pair(sum[c][6], sum[c][7])}});
+      store_wide(out + static_cast<std::uint32_t>(index) * 16,
+                 Words16{{to_bf16_pair(sum[i][0], sum[i][1]), to_bf16_pair(sum[i][2], sum[i][3]),
+                          to_bf16_pair(sum[i][4], sum[i][5]), to_bf16_pair(sum[i][6], sum[i][7])}});
     }
   }
 }
@@ -512,10 +534,10 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
     const std::uint64_t begun =
         a.receive && s.far_any ? load_relaxed<Scope::device>(&control->started) : start;
     const Run in(comm, window, s, a.handle, received, begun, failed);
-    const Incoming incoming(in, a);
+    const Incoming<kSum> incoming(in, a);
     if (a.send) send_combine<kSum>(Run(comm, window, s, a.handle, sent, start, failed), a);
     note(Point::rows_sent);
-    if (a.receive) receive_combine(in, a, incoming);
+    if (a.receive) receive_combine<kSum>(in, a, incoming);
     note(Point::rows_received);
   }
   turn.end(count_on);

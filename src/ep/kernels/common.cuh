@@ -32,6 +32,12 @@ inline constexpr bool kWarpQuads = kOnGpu;
 #endif
 inline constexpr int kQuadLanes = kWarpQuads ? 32 : 1;
 inline constexpr int kCellsPerLane = kQuadCells / kQuadLanes;
+/// Quads of a piece: neighbouring ones of a row, which a worker carries together.
+inline constexpr int kPiece = kWarpQuads ? kPieceQuads : 1;
+MARROW_DEVICE int pieces_of(const Shape& s) { return kWarpQuads ? s.pieces : s.quads; }
+MARROW_DEVICE const Divisor& by_pieces(const Shape& s) {
+  return kWarpQuads ? s.by_pieces : s.by_quads;
+}
 
 struct DispatchArgs {
   const std::byte* rows;
@@ -46,6 +52,7 @@ struct DispatchArgs {
   std::int32_t send_blocks;   ///< blocks 0 .. send_blocks-1 send; 0: this kernel only receives
   std::uint64_t* times;       ///< see Group::record_times
   std::int32_t receive_from;  ///< blocks from this one on receive; grid: none
+  Divisor by_receivers;       ///< how many those are
 };
 
 struct CombineArgs {
@@ -253,7 +260,8 @@ inline constexpr std::uint32_t kLooksAtOnce = 32;  ///< before that question
 
 /// block_sync for lanes that come one by one, from waits of their own.
 MARROW_DEVICE void meet() {
-  warp_sync(full_mask());
+  warp_sync(kWarpQuads ? 0xffffffffu
+                       : full_mask());  // whole warps there, which cost one instruction
   block_sync();
 }
 
@@ -269,7 +277,7 @@ enum class Point {
   lists_here,
   lists_of_block_here,
   rows_placed,
-  rows_found,
+  tables_written,
   rows_received,
   count
 };
@@ -317,13 +325,13 @@ struct Walk {
   }
 };
 
-/// to = from[u], from an array that stays in registers: a loop over the candidates would be turned into an access by
-/// index, which puts the array into local memory.
-template <int kFirst = 0, class T, int kSize>
-MARROW_DEVICE void pick(T& to, const T (&from)[kSize], int u) {
+/// to = from[u + t], from an array that stays in registers; u is a multiple of kStep, and t, known when compiling, below it. A
+/// loop over the candidates would be turned into an access by index, which puts the array into local memory.
+template <int kStep = 1, int kFirst = 0, class T, int kSize>
+MARROW_DEVICE void pick(T& to, const T (&from)[kSize], int u, int t = 0) {
   if constexpr (kFirst < kSize) {
-    if (kFirst == 0 || u == kFirst) to = from[kFirst];
-    pick<kFirst + 1>(to, from, u);
+    if (kFirst == 0 || u == kFirst) to = from[kFirst + t];
+    pick<kStep, kFirst + kStep>(to, from, u, t);
   }
 }
 

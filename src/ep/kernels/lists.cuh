@@ -32,8 +32,9 @@ struct Choices {
   // What find_ranks finds:
   std::int32_t rank[kMine];  ///< of the expert
   bool first[kMine];         ///< no earlier choice has that rank
-  int ordinal[kMine];        ///< position of the rank among the token's ranks, in their order
-  int ranks;                 ///< how many
+  // What order_ranks finds:
+  int ordinal[kMine];  ///< position of the rank among the token's ranks, in their order
+  int ranks;           ///< how many
 
   /// visit(k, i): choice k is at i here.
   MARROW_DEVICE void each(const Shape& s, const auto& visit) const {
@@ -123,11 +124,23 @@ MARROW_DEVICE void take_choices(const Shape& s, const DispatchArgs& a, int token
 /// The ranks of a token's choices. A warp's lanes call together.
 MARROW_DEVICE void find_ranks(const Run& r, Choices& c) {
   const Shape& s = r.s;
-  c.ranks = 0;
   if constexpr (kWarpQuads) {
     c.rank[0] = c.id[0] < 0 ? -1 : rank_of_expert(s, r.local, c.id[0]);
     const std::uint32_t same_rank = warp_match(0xffffffffu, c.rank[0]);
     c.first[0] = c.id[0] >= 0 && (same_rank & ((1u << lane_index()) - 1)) == 0;
+  } else {
+    for (int k = 0; k < s.top_k; ++k) {
+      c.rank[k] = c.id[k] < 0 ? -1 : rank_of_expert(s, r.local, c.id[k]);
+      c.first[k] = c.id[k] >= 0;
+      for (int other = 0; other < k; ++other) c.first[k] &= c.rank[other] != c.rank[k];
+    }
+  }
+}
+
+/// Their order. After find_ranks.
+MARROW_DEVICE void order_ranks(const Shape& s, Choices& c) {
+  c.ranks = 0;
+  if constexpr (kWarpQuads) {
     c.ordinal[0] = 0;
     MARROW_EP_ROLLED
     for (int from = 0; from < s.ranks; from += 32) {
@@ -142,12 +155,7 @@ MARROW_DEVICE void find_ranks(const Run& r, Choices& c) {
     }
   } else {
     for (int k = 0; k < s.top_k; ++k) {
-      c.rank[k] = c.id[k] < 0 ? -1 : rank_of_expert(s, r.local, c.id[k]);
-      c.first[k] = c.id[k] >= 0;
-      for (int other = 0; other < k; ++other) c.first[k] &= c.rank[other] != c.rank[k];
       c.ranks += c.first[k];
-    }
-    for (int k = 0; k < s.top_k; ++k) {
       c.ordinal[k] = 0;
       for (int other = 0; other < s.top_k; ++other)
         c.ordinal[k] += c.first[other] && c.rank[other] < c.rank[k];
@@ -249,6 +257,7 @@ MARROW_DEVICE void send_lists(const Run& r, const DispatchArgs& a, int block, in
     send_list(r, choices, token);
     note(Point::list_sent);
     find_ranks(r, choices);
+    order_ranks(s, choices);
     keep_choices(r, choices, token);
   }
 }
@@ -290,26 +299,34 @@ MARROW_DEVICE bool look_at_list(const Shape& s, const std::byte* meta, int token
   return here;
 }
 
-/// The weight of a choice, waited for; 0 if it does not come: its source is given up then.
-MARROW_DEVICE float wait_for_weight(const Run& r, int source, int token, int k) {
+MARROW_DEVICE const std::byte* weight_cell(const Run& r, int source, int token, int k) {
   const Shape& s = r.s;
-  const std::byte* at_cell = r.local + s.meta_at(r.set, source) + 16 +
-                             (static_cast<std::uint64_t>(s.tokens) * s.id_cells +
-                              static_cast<std::uint64_t>(token) * s.weight_cells +
-                              static_cast<unsigned>(k / kWeightsPerCell)) *
-                                 16;
-  float weight = 0;
-  const auto look = [&] {
-    const Cell16 cell = load_cell(at_cell);
+  return r.local + s.meta_at(r.set, source) + 16 +
+         (static_cast<std::uint64_t>(s.tokens) * s.id_cells +
+          static_cast<std::uint64_t>(token) * s.weight_cells +
+          static_cast<unsigned>(k / kWeightsPerCell)) *
+             16;
+}
+
+/// The weight of a choice, waited for; 0 if it does not come: its source is given up then.
+/// @param seen  a look at its cell that was taken before
+MARROW_DEVICE float wait_for_weight(const Run& r, int source, int token, int k, Cell16 seen) {
+  const auto weight_in = [&](const Cell16& cell) {
     const int x = k % kWeightsPerCell;
-    weight = float_of(x == 0 ? word_of(cell, 0) : x == 1 ? word_of(cell, 1) : word_of(cell, 2));
-    return mark_of(cell) == r.epoch;
+    return float_of(x == 0 ? word_of(cell, 0) : x == 1 ? word_of(cell, 1) : word_of(cell, 2));
   };
-  if (look()) return weight;
-  const Status status = wait_until(r.comm, r.time_left(), look);
-  if (status == Status::ok) return weight;
+  if (mark_of(seen) == r.epoch) return weight_in(seen);
+  const std::byte* at_cell = weight_cell(r, source, token, k);
+  const Status status = wait_until(r.comm, r.time_left(), [&] {
+    seen = load_cell(at_cell);
+    return mark_of(seen) == r.epoch;
+  });
+  if (status == Status::ok) return weight_in(seen);
   r.set_failed(source, status);
   return 0.0f;
+}
+MARROW_DEVICE float wait_for_weight(const Run& r, int source, int token, int k) {
+  return wait_for_weight(r, source, token, k, load_cell(weight_cell(r, source, token, k)));
 }
 
 }  // namespace cpu_device / gpu_device

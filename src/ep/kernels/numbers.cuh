@@ -72,11 +72,12 @@ MARROW_DEVICE std::uint32_t to_e4m3(float value) {
 /// Four of them in a word, the first lowest. (An infinity comes only with an infinite amax, whose factor is 0.)
 MARROW_DEVICE std::uint32_t to_e4m3_word(float a, float b, float c, float d) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  std::uint16_t low;
-  std::uint16_t high;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b), "f"(a));
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d), "f"(c));
-  return static_cast<std::uint32_t>(low) | static_cast<std::uint32_t>(high) << 16;
+  std::uint32_t word;
+  asm("{.reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; "
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high};}"
+      : "=r"(word)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return word;
 #else
   return to_e4m3(a) | to_e4m3(b) << 8 | to_e4m3(c) << 16 | to_e4m3(d) << 24;
 #endif

@@ -95,17 +95,15 @@ MARROW_DEVICE void place_entries(const Run& r, std::uint32_t* memory) {
       const Origin origin = Origin::of(source, token);
       r.table<Origin>(s.list)[entry] = origin;
       if (s.rank_major) {
-        struct At {
-          int row;
-          int pair;
-        };
-        for (int k = 0; k < s.top_k; ++k)
-          write_choice(
-              r, 0, origin, k, source * s.tokens + static_cast<int>(entry - before),
-              [&](int choice) { return list.id(choice); },
-              [](int) {
-                return At{0, -1};
-              });
+        const auto id_of = [&](int other) { return list.id(other); };
+        for (int k = 0; k < s.top_k; ++k) {
+          float weight = 0;
+          if (static_cast<unsigned>(list.id(k) - s.first) < static_cast<unsigned>(s.local))
+            weight = wait_for_weight(r, source, token, k);
+          write_choice(r, 0, origin, k, list.id(k),
+                       source * s.tokens + static_cast<int>(entry - before), -1,
+                       find_in_list(r, k, id_of), weight);
+        }
         continue;
       }
       int order = 0;

@@ -93,35 +93,49 @@ MARROW_DEVICE int lower_ranks(const Run& r, const auto& id_of) {
   return count;
 }
 
+/// Choice k of an entry in its token's list.
+struct InList {
+  int order;  ///< choices before it that are ours
+  // Of the entry:
+  int count;    ///< choices that are ours
+  int ordinal;  ///< lower ranks that were chosen
+};
+MARROW_DEVICE InList find_in_list(const Run& r, int k, const auto& id_of) {
+  const Shape& s = r.s;
+  InList in{0, 0, 0};
+  MARROW_EP_ROLLED
+  for (int other = 0; other < s.top_k; ++other) {
+    const bool ours =
+        static_cast<unsigned>(id_of(other) - s.first) < static_cast<unsigned>(s.local);
+    in.order += ours && other < k;
+    in.count += ours;
+  }
+  if (k == 0) in.ordinal = lower_ranks(r, id_of);
+  return in;
+}
+
 /// Choice k of an entry (a token that reached us) in the handle's tables; k == 0 writes what is the entry's own.
-/// @param rank_major_row  its row, or -1 in expert-major
-/// @param place           place(column) gives {row in the expert, number of the pair or -1}
-MARROW_DEVICE void write_choice(const Run& r, int entry, Origin origin, int k, int rank_major_row,
-                                const auto& id_of, const auto& place) {
+/// @param entry   its number; not looked at if rows were placed by a kernel of their own
+/// @param row     expert-major: in its expert, if it is one of ours; rank-major: the entry's
+/// @param pair    its number among all pairs; -1: not kept
+/// @param weight  0, if it is not ours
+MARROW_DEVICE void write_choice(const Run& r, int entry, Origin origin, int k, int id, int row,
+                                int pair, const InList& in, float weight) {
   const Shape& s = r.s;
   const int slot = origin.slot(s.tokens);
-  const auto ours = [&](int choice) {
-    return static_cast<unsigned>(id_of(choice) - s.first) < static_cast<unsigned>(s.local);
-  };
+  const int column = id - s.first;
+  const bool mine = static_cast<unsigned>(column) < static_cast<unsigned>(s.local);
   std::byte* bytes = record_at(r, entry, origin);
   auto* rows = rows_of(bytes);
-  const bool mine = ours(k);
-  float weight = 0;
-  if (mine) weight = wait_for_weight(r, origin.source(), origin.token(), k);
-  const int column = id_of(k) - s.first;
   if (s.rank_major) {
-    const std::uint64_t at_choice = static_cast<std::uint64_t>(rank_major_row) * s.top_k + k;
+    const std::uint64_t at_choice = static_cast<std::uint64_t>(row) * s.top_k + k;
     r.table<std::int32_t>(s.expert_ids)[at_choice] = mine ? column : -1;
     r.table<float>(s.weights)[at_choice] = weight;
   } else if (mine) {
-    int order = 0;  // among our experts
-    MARROW_EP_ROLLED
-    for (int other = 0; other < k; ++other) order += ours(other);
-    const auto [row, pair] = place(column);
     const std::int64_t out =
         row < s.capacity ? static_cast<std::int64_t>(column) * s.capacity + row : -1;
-    rows[order] = static_cast<std::int32_t>(out);
-    reinterpret_cast<float*>(rows + s.record_rows)[order] = weight;
+    rows[in.order] = static_cast<std::int32_t>(out);
+    reinterpret_cast<float*>(rows + s.record_rows)[in.order] = weight;
     if (pair >= 0) r.table<Pair>(s.pairs)[pair] = Pair{origin, k, out};
     if (out >= 0) {
       r.table<std::int32_t>(s.source)[out] = slot;
@@ -129,17 +143,15 @@ MARROW_DEVICE void write_choice(const Run& r, int entry, Origin origin, int k, i
     }
   }
   if (k != 0) return;
-  int count = 0;
-  MARROW_EP_ROLLED
-  for (int other = 0; other < s.top_k; ++other) count += ours(other);
-  const int ordinal = lower_ranks(r, id_of);
+  if (s.place_in_block) r.table<Origin>(s.list)[entry] = origin;
   if (s.rank_major) {
-    rows[0] = rank_major_row;
-    count = 1;
-    r.table<std::int32_t>(s.source)[rank_major_row] = slot;
+    rows[0] = row;
+    r.table<std::int32_t>(s.source)[row] = slot;
   }
-  *reinterpret_cast<Record*>(bytes) = {
-      static_cast<std::int16_t>(count), static_cast<std::int16_t>(ordinal), origin, {}};
+  *reinterpret_cast<Record*>(bytes) = {static_cast<std::int16_t>(s.rank_major ? 1 : in.count),
+                                       static_cast<std::int16_t>(in.ordinal),
+                                       origin,
+                                       {}};
 }
 
 /// Waits for the lists of all sources, and fills the masks from them.
@@ -228,9 +240,10 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block) {
            dynamic_shared<std::uint32_t>(m.bases),
            dynamic_shared<std::uint32_t>(m.counts),
            0};
+  std::uint32_t* first = dynamic_shared<std::uint32_t>(m.taken);
   MARROW_EP_ROLLED
-  for (int i = thread_index(); i < static_cast<int>((m.prefixes - m.heads) / 4); i += block_size())
-    heads[i] = 0;  // heads, masks and any
+  for (int i = thread_index(); i < static_cast<int>((m.prefixes - m.taken) / 4); i += block_size())
+    first[i] = 0;  // taken, heads, masks and any
   meet();
   take_lists(r, p, any, heads, block == 0);
   note(Point::lists_here);
@@ -263,25 +276,26 @@ MARROW_DEVICE Placed place_in_block(const Run& r, int block) {
   return p;
 }
 
-/// Rows of lower columns. By the block's last warp on a GPU, else by all threads.
+/// Rows of lower columns. By a warp on a GPU, else by all threads.
 MARROW_DEVICE void find_bases(const Shape& s, const Placed& p) {
   const int columns = columns_of(s);
   if constexpr (kWarpQuads) {
-    if (thread_index() < block_size() - 32) return;
-    std::uint32_t before = 0;
-    MARROW_EP_ROLLED
-    for (int from = 0; from < columns; from += 32) {
-      const int c = from + lane_index();
-      const std::uint32_t mine = c < columns ? p.counts[c] : 0;
-      std::uint32_t sum = mine;
-      for (int step = 1; step < 32; step *= 2) {
-        const std::uint32_t below = warp_shuffle(0xffffffffu, sum, (lane_index() - step) & 31);
-        if (lane_index() >= step) sum += below;
-      }
-      if (c < columns) p.bases[c] = before + sum - mine;
-      before += warp_shuffle(0xffffffffu, sum, 31);
+    // Neighbouring columns a lane, so that lanes add up once.
+    const int of_lane = (columns + 31) / 32;
+    const int first = lane_index() * of_lane;
+    const int end = first + of_lane < columns ? first + of_lane : columns;
+    std::uint32_t mine = 0;
+    for (int c = first; c < end; ++c) mine += p.counts[c];
+    std::uint32_t sum = mine;
+    for (int step = 1; step < 32; step *= 2) {
+      const std::uint32_t below = warp_shuffle(0xffffffffu, sum, (lane_index() - step) & 31);
+      if (lane_index() >= step) sum += below;
     }
-    warp_sync(0xffffffffu);
+    std::uint32_t base = sum - mine;
+    for (int c = first; c < end; ++c) {
+      p.bases[c] = base;
+      base += p.counts[c];
+    }
   } else {
     for (int c = thread_index(); c < columns; c += block_size()) {
       p.bases[c] = 0;
@@ -290,38 +304,87 @@ MARROW_DEVICE void find_bases(const Shape& s, const Placed& p) {
   }
 }
 
-/// The handle's tables of n entries, `first` and others `apart`. By `threads` threads of the block, this one being number
-/// me.
-MARROW_DEVICE void write_tables(const Run& r, const Placed& p, int first, int apart, int n, int me,
-                                int threads) {
+/// Where a choice of an entry goes.
+struct ChoiceAt {
+  Origin origin;
+  int id = -1;
+  int row = -1;   ///< as write_choice has it
+  int pair = -1;  ///< likewise
+};
+MARROW_DEVICE ChoiceAt choice_at(const Shape& s, const Placed& p, int entry, int k) {
+  const Origin origin = p.list[entry];
+  const int id = id_in(p.ids + origin.slot(s.tokens) * ids_stride(s), k);
+  if (s.rank_major) return {origin, id, origin.source() * s.tokens + row_in_rank(s, p, origin), -1};
+  const int column = id - s.first;
+  if (static_cast<unsigned>(column) >= static_cast<unsigned>(s.local)) return {origin, id, -1, -1};
+  const int row = row_in_column(s, p, column, origin);
+  return {origin, id, row, static_cast<int>(p.bases[column]) + row};
+}
+
+/// The handle's tables of n entries, `first` and others `apart`, by a warp: the turn-th part of them, a choice a lane.
+/// @return whether there was one
+MARROW_DEVICE bool write_tables_by_warp(const Run& r, const Placed& p, int first, int apart, int n,
+                                        int turn) {
+  constexpr std::uint32_t kAll = 0xffffffffu;
+  const Shape& s = r.s;
+  const int at_once = s.by_top_k.quotient(32);
+  if (turn * at_once >= n) return false;
+  const int lane = lane_index();
+  const int e = s.by_top_k.quotient(lane);
+  const int k = lane - e * s.top_k;
+  const bool is_one = e < at_once && turn * at_once + e < n;
+  const int entry = first + (turn * at_once + e) * apart;
+  ChoiceAt c;
+  bool mine = false;
+  Cell16 seen{};
+  if (is_one) {
+    c = choice_at(s, p, entry, k);
+    mine = static_cast<unsigned>(c.id - s.first) < static_cast<unsigned>(s.local);
+    if (mine) seen = load_cell(weight_cell(r, c.origin.source(), c.origin.token(), k));
+  }
+  // Where it is in its list: by votes of the lanes that have the entry's other choices.
+  const std::uint32_t lists = s.top_k == 32 ? kAll : ((1u << s.top_k) - 1) << ((e * s.top_k) & 31);
+  const std::uint32_t lower = (1u << lane) - 1;
+  const std::uint32_t ours = warp_ballot(kAll, mine) & lists;
+  const bool is_lower = is_one && c.id >= 0 && c.id < s.first;
+  const int rank = is_lower ? rank_of_expert(s, r.local, c.id) : 0;
+  const std::uint32_t same = warp_match(kAll, is_lower ? e << 16 | rank : 1 << 30 | lane);
+  const std::uint32_t ranks = warp_ballot(kAll, is_lower && (same & lower) == 0) & lists;
+  if (!is_one) return true;
+  float weight = 0;
+  if (mine) weight = wait_for_weight(r, c.origin.source(), c.origin.token(), k, seen);
+  write_choice(r, entry, c.origin, k, c.id, c.row, c.pair,
+               InList{count_lanes(ours & lower), count_lanes(ours), count_lanes(ranks)}, weight);
+  return true;
+}
+
+/// ... all of them by `threads` threads, this one being number me.
+MARROW_DEVICE void write_tables_by_threads(const Run& r, const Placed& p, int first, int apart,
+                                           int n, int me, int threads) {
   const Shape& s = r.s;
   MARROW_EP_ROLLED
   for (int i = me; i < n * s.top_k; i += threads) {
     const int e = s.by_top_k.quotient(i);
+    const int k = i - e * s.top_k;
     const int entry = first + e * apart;
-    const Origin origin = p.list[entry];
-    const int row = s.rank_major ? origin.source() * s.tokens + row_in_rank(s, p, origin) : -1;
-    struct At {
-      int row;
-      int pair;
-    };
-    const std::uint32_t* ids = p.ids + origin.slot(s.tokens) * ids_stride(s);
-    write_choice(
-        r, entry, origin, i - e * s.top_k, row, [&](int k) { return id_in(ids, k); },
-        [&](int column) {
-          const int in_column = row_in_column(s, p, column, origin);
-          return At{in_column, static_cast<int>(p.bases[column]) + in_column};
-        });
+    const ChoiceAt c = choice_at(s, p, entry, k);
+    float weight = 0;
+    if (static_cast<unsigned>(c.id - s.first) < static_cast<unsigned>(s.local))
+      weight = wait_for_weight(r, c.origin.source(), c.origin.token(), k);
+    const std::uint32_t* ids = p.ids + c.origin.slot(s.tokens) * ids_stride(s);
+    const InList in = find_in_list(r, k, [&](int other) { return id_in(ids, other); });
+    write_choice(r, entry, c.origin, k, c.id, c.row, c.pair, in, weight);
   }
 }
 
-/// What the handle says of the batch as a whole, by one block's `threads` threads.
-MARROW_DEVICE void write_totals(const Run& r, const Placed& p, int me, int threads) {
+/// What the handle says of the batch as a whole: a block's part, by `threads` of its threads. Block 0 writes the head.
+MARROW_DEVICE void write_totals(const Run& r, const Placed& p, int block, int blocks, int me,
+                                int threads) {
   const Shape& s = r.s;
   const int columns = columns_of(s);
   auto* out = r.table<std::int32_t>(s.counts);
   MARROW_EP_ROLLED
-  for (int c = me; c < (s.rank_major ? s.ranks : columns); c += threads) {
+  for (int c = block + me * blocks; c < (s.rank_major ? s.ranks : columns); c += threads * blocks) {
     if (s.rank_major) {
       const std::uint32_t end = c + 1 < s.ranks ? p.prefixes[(c + 1) * s.mask_words] : p.counts[0];
       out[c] = static_cast<std::int32_t>(end - p.prefixes[c * s.mask_words]);
@@ -333,15 +396,12 @@ MARROW_DEVICE void write_totals(const Run& r, const Placed& p, int me, int threa
       add_relaxed<Scope::device>(&r.control()->overflow,
                                  static_cast<std::uint64_t>(rows - s.capacity));
   }
-  if (me == 0) {
-    auto* head = r.table<HandleHead>(0);
-    head->entries = p.entries;
-    head->pairs = s.rank_major || columns == 0
-                      ? 0
-                      : static_cast<std::int32_t>(p.bases[columns - 1] + p.counts[columns - 1]);
-  }
-  MARROW_EP_ROLLED
-  for (int e = me; e < p.entries; e += threads) r.table<Origin>(s.list)[e] = p.list[e];
+  if (block != 0 || me != 0) return;
+  auto* head = r.table<HandleHead>(0);
+  head->entries = p.entries;
+  head->pairs = s.rank_major || columns == 0
+                    ? 0
+                    : static_cast<std::int32_t>(p.bases[columns - 1] + p.counts[columns - 1]);
 }
 
 }  // namespace cpu_device / gpu_device

@@ -49,178 +49,247 @@ MARROW_DEVICE void write_scales(const Shape& s, const DispatchArgs& a, std::int6
     out[scale_at(s, row, quad * 4 + g)] = v.word[g];
 }
 
-/// Items (entry, quad) of a worker, in flight together.
-constexpr int kItems = kWarpQuads ? kItemsAtOnce : 1;
-struct Items {
-  const std::byte* from[kItems];  ///< the quad's first cell
-  std::uint32_t what[kItems];     ///< entry (of the block's at hand) << 16 | quad
-  std::uint32_t missing = 0;      ///< bit u: item u is not written yet
+/// Up to kPiece neighbouring quads of one row, as a worker takes them.
+struct Piece {
+  const std::byte* from;  ///< the lane's first cell
+  Origin origin;
+  int quad;                ///< the first one
+  std::uint32_t missing;   ///< bit u: quad + u is not written yet
+  const std::byte* extra;  ///< the extra cell of quad + lane
 };
-struct CellsOfItem {
+struct CellsOfQuad {
   Cell16 cell[kCellsPerLane];
 };
 
-/// What a block's workers know of its entries at hand.
-struct Entries {
-  const std::int32_t* rows;  ///< [entry][record_rows], count of them
-  const int* counts;
-  const Origin* origins;
-};
-
-/// Who loads the extra cell of item u: raw rows need it in all lanes; the scales of fp8 rows are written by lane u.
-template <bool kFp8>
-MARROW_DEVICE bool has_extra(int u, int lane) {
-  return !kFp8 || lane == (kWarpQuads ? u : 0);
-}
-
-/// Cells to the extra cell from a quad's first one.
-MARROW_DEVICE std::uint64_t to_extra(const Shape& s, int quad) {
-  return static_cast<std::uint64_t>(s.data_cells + quad - quad * kQuadCells) * 16;
-}
-
-/// Takes what came of a worker's items: of those whose cells all lanes have. @param lost  not ok: what is missing counts as
-/// zeros  @return whether all did
-template <bool kFp8>
-MARROW_DEVICE bool take_items(const Run& r, const DispatchArgs& a, Items& items,
-                              const Entries& entries, int lane, Status lost) {
+MARROW_DEVICE Piece piece_at(const Run& r, Origin origin, int piece, int lane) {
   const Shape& s = r.s;
-  CellsOfItem cells[kItems];
-  Cell16 extra[kFp8 ? 1 : kItems] = {};
+  const int quad = piece * kPiece;
+  const int quads = s.quads - quad < kPiece ? s.quads - quad : kPiece;
+  const std::byte* row = r.local + s.row_at(r.set, origin.source(), origin.token());
+  return {row + static_cast<std::uint32_t>(quad * kQuadCells + lane) * 16, origin, quad,
+          (1u << quads) - 1, row + static_cast<std::uint32_t>(s.data_cells + quad + lane) * 16};
+}
+
+/// visit(row) for the n output rows of a worker's line.
+MARROW_DEVICE void each_row(const std::int32_t* line, int n, const auto& visit) {
+  MARROW_EP_ROLLED
+  for (int i = 0; i < n; i += 4) {
+    const Words16 four = load_words(reinterpret_cast<const std::byte*>(line + i));
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-  for (int u = 0; u < kItems; ++u) {
-    if (!(items.missing >> u & 1)) continue;
-    const int quad = static_cast<int>(items.what[u] & 0xffff);
+    for (int x = 0; x < 4; ++x)
+      if (i + x < n) visit(four.word[x]);
+  }
+}
+
+/// Writes the quads `here` of a piece to its output rows.
+MARROW_DEVICE void write_quads(const Shape& s, const DispatchArgs& a, const Piece& piece,
+                               std::uint32_t here, const CellsOfQuad (&cells)[kPiece],
+                               const std::int32_t* line, int n, int lane) {
+  const int first = piece.quad * kQuadCells + lane;
+  const int room = s.row_cells - first;
+  const auto row_bytes = static_cast<std::uint32_t>(s.row_cells) * 16;
+  // Computed once: nvcc would read the argument again for each row.
+  const std::uint64_t out =
+      kept(reinterpret_cast<std::uint64_t>(a.out_rows) + static_cast<std::uint32_t>(first) * 16);
+  each_row(line, n, [&](std::uint32_t row) {
+    auto* to = reinterpret_cast<std::byte*>(out + std::uint64_t{row} * row_bytes);
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int u = 0; u < kPiece; ++u) {
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int c = 0; c < kCellsPerLane; ++c) {
+        const int ahead = u * kQuadCells + c * kQuadLanes;
+        if ((here >> u & 1) != 0 && ahead < room)
+          store_wide(to + ahead * 16, words_of(cells[u].cell[c]));
+      }
+    }
+  });
+}
+
+/// fp8: the scales of quad + lane, by that lane.
+MARROW_DEVICE void write_quad_scales(const Shape& s, const DispatchArgs& a, int quad,
+                                     const Words16& w, const std::int32_t* line, int n) {
+  if (!has_wide_scales(s, a)) {
+    MARROW_EP_ROLLED
+    for (int i = 0; i < n; ++i) write_scales(s, a, line[i], quad, w);
+    return;
+  }
+  const auto row_bytes = static_cast<std::uint32_t>(s.scale_words) * 4;
+  const std::uint64_t out =
+      kept(reinterpret_cast<std::uint64_t>(a.out_scales) + static_cast<std::uint32_t>(quad) * 16);
+  each_row(line, n, [&](std::uint32_t row) {
+    store_wide(reinterpret_cast<std::byte*>(out + std::uint64_t{row} * row_bytes), w);
+  });
+}
+
+/// Raw rows: the cells of the quads `here` that are opaque scales.
+MARROW_DEVICE void write_opaque_cells(const Shape& s, const DispatchArgs& a, const Piece& piece,
+                                      std::uint32_t here, const CellsOfQuad (&cells)[kPiece],
+                                      const std::int32_t* line, int n, int lane) {
+  if ((piece.quad + kPiece) * kQuadCells <= s.row_cells) return;
+  MARROW_EP_ROLLED
+  for (int u = 0; u < kPiece; ++u) {
+    CellsOfQuad mine;
+    pick(mine, cells, u);
+    MARROW_EP_ROLLED
+    for (int i = 0; i < n && (here >> u & 1) != 0; ++i) {
+      for (int c = 0; c < kCellsPerLane; ++c) {
+        const int index = (piece.quad + u) * kQuadCells + c * kQuadLanes + lane;
+        if (index >= s.row_cells && index < s.data_cells)
+          write_opaque_scales(s, a, line[i], index, words_of(mine.cell[c]));
+      }
+    }
+  }
+}
+
+/// A look at what is missing of a piece. @return bits of the quads whose cells all lanes have
+template <bool kFp8>
+MARROW_DEVICE std::uint32_t look_at_piece(const Run& r, const Piece& piece, int lane,
+                                          CellsOfQuad (&cells)[kPiece], Cell16& extra) {
+  const Shape& s = r.s;
+  const int room = s.data_cells - piece.quad * kQuadCells - lane;
+  // The extra cells: a lane each.
+  const bool has_extra = lane < kPiece && (piece.missing >> lane & 1) != 0;
+  if (has_extra) extra = load_cell(piece.extra);
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+  for (int u = 0; u < kPiece; ++u) {
+    if (!(piece.missing >> u & 1)) continue;
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
     for (int c = 0; c < kCellsPerLane; ++c) {
-      const int in_quad = c * kQuadLanes + lane;
+      const int ahead = u * kQuadCells + c * kQuadLanes;
       cells[u].cell[c] = {};
-      if (quad * kQuadCells + in_quad < s.data_cells)
-        cells[u].cell[c] = load_cell(items.from[u] + in_quad * 16);
+      if (ahead < room) cells[u].cell[c] = load_cell(piece.from + ahead * 16);
     }
-    if (has_extra<kFp8>(u, lane))
-      extra[kFp8 ? 0 : u] = load_cell(items.from[u] + to_extra(s, quad));
   }
-  std::uint32_t here = 0;
+  std::uint32_t here = piece.missing;
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-  for (int u = 0; u < kItems; ++u) {
-    bool all = kFp8 ? !has_extra<kFp8>(u, lane) || mark_of(extra[0]) != kSentinel
-                    : mark_of(extra[kFp8 ? 0 : u]) == r.epoch;
-    for (int c = 0; c < kCellsPerLane; ++c) all &= mark_of(cells[u].cell[c]) != kSentinel;
-    if (all) here |= 1u << u;
+  for (int u = 0; u < kPiece; ++u) {
+    if (!(piece.missing >> u & 1)) continue;
+    for (int c = 0; c < kCellsPerLane; ++c)
+      if (mark_of(cells[u].cell[c]) == kSentinel) here &= ~(1u << u);
   }
-  here &= items.missing;
+  if (has_extra && (kFp8 ? mark_of(extra) == kSentinel : mark_of(extra) != r.epoch))
+    here &= ~(1u << lane);
   if constexpr (kWarpQuads) here = warp_and(here);
-  if (lost != Status::ok) here = items.missing;
-  items.missing &= ~here;
-  // One copy of the code that writes: the kernel runs through it about once, so its size is time.
-  MARROW_EP_ROLLED
-  while (here) {
-    const int u = lowest_lane(here);
-    here &= here - 1;
-    CellsOfItem taken;
-    Cell16 more;
-    const std::byte* from;
-    std::uint32_t what;
-    pick(taken, cells, u);
-    pick(more, extra, kFp8 ? 0 : u);
-    pick(from, items.from, u);
-    pick(what, items.what, u);
-    auto* to = const_cast<std::byte*>(from);
-    const int e = static_cast<int>(what >> 16);
-    const int quad = static_cast<int>(what & 0xffff);
-    const int first = quad * kQuadCells + lane;
-    const bool scales = kFp8 && lane == (kWarpQuads ? u : 0);
-    Words16 v[kCellsPerLane];
-    Words16 w = words_of(more);
-    for (int c = 0; c < kCellsPerLane; ++c) v[c] = words_of(taken.cell[c]);
-    if (lost != Status::ok) {
-      r.set_failed(entries.origins[e].source(), lost);
-      w = {};
-      for (int c = 0; c < kCellsPerLane; ++c) v[c] = {};
-    } else {
-      for (int c = 0; c < kCellsPerLane; ++c) {
-        if constexpr (!kFp8) v[c].word[3] |= w.word[2] >> (c * kQuadLanes + lane) & 1;
-        if (first + c * kQuadLanes < s.data_cells)
-          store_cell(to + (c * kQuadLanes + lane) * 16, sentinel_cell());
-      }
-      if (scales) store_cell(to + to_extra(s, quad), sentinel_cell());
-    }
-    const int n = entries.counts[e];
-    const std::int32_t* rows = entries.rows + e * s.record_rows;
-    const auto row_bytes = static_cast<std::uint32_t>(s.row_cells) * 16;
-    std::byte* out = a.out_rows + static_cast<std::uint32_t>(first) * 16;
-    const bool wide_scales = kFp8 && has_wide_scales(s, a);
-    std::byte* out_scales = a.out_scales + static_cast<std::uint32_t>(quad) * 16;
-    const auto scales_bytes = static_cast<std::uint32_t>(s.scale_words) * 4;
-    MARROW_EP_ROLLED
-    for (int i = 0; i < n; i += 4) {
-      const Words16 four = load_words(reinterpret_cast<const std::byte*>(rows + i));
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-      for (int x = 0; x < 4; ++x) {
-        if (i + x >= n) continue;
-        const std::uint64_t row = four.word[x];
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-        for (int c = 0; c < kCellsPerLane; ++c) {
-          const int index = first + c * kQuadLanes;
-          if (index < s.row_cells) {
-            store_wide(out + row * row_bytes + c * kQuadLanes * 16, v[c]);
-          } else if (!kFp8 && index < s.data_cells) {
-            write_opaque_scales(s, a, static_cast<std::int64_t>(row), index, v[c]);
-          }
-        }
-        if (scales && wide_scales) store_wide(out_scales + row * scales_bytes, w);
-      }
-    }
-    if constexpr (kFp8) {
-      if (!scales || wide_scales) continue;
-      MARROW_EP_ROLLED
-      for (int i = 0; i < n; ++i) write_scales(s, a, rows[i], quad, w);
-    }
-  }
-  return items.missing == 0;
+  return here;
 }
 
-/// The block's n entries at hand.
+/// The mark back to where quads came, for the next batch but one.
 template <bool kFp8>
-MARROW_DEVICE void receive_entries(const Run& r, const DispatchArgs& a, const Entries& entries,
-                                   int n, int worker, int workers) {
-  const Shape& s = r.s;
-  const int lane = thread_index() % kQuadLanes;
-  Walk walk(worker, workers, s.quads, s.by_quads);
-  MARROW_EP_ROLLED
-  while (walk.number < n) {
-    Items items;
+MARROW_DEVICE void clear_quads(const Shape& s, const Piece& piece, std::uint32_t here, int lane) {
+  const int room = s.data_cells - piece.quad * kQuadCells - lane;
+  auto* to = const_cast<std::byte*>(piece.from);
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-    for (int u = 0; u < kItems; ++u, walk.next()) {
-      items.from[u] = nullptr;
-      items.what[u] = 0;
-      if (walk.number >= n) continue;
-      const Origin origin = entries.origins[walk.number];
-      items.from[u] = r.local + s.row_at(r.set, origin.source(), origin.token()) +
-                      static_cast<std::uint32_t>(walk.quad) * (kQuadCells * 16);
-      items.what[u] =
-          static_cast<std::uint32_t>(walk.number) << 16 | static_cast<std::uint32_t>(walk.quad);
-      items.missing |= 1u << u;
-    }
-    Status lost = Status::ok;
-    for (std::uint32_t turns = 1; !take_items<kFp8>(r, a, items, entries, lane, lost); ++turns) {
-      relax(turns);
-      if (turns % kLooksAtOnce == 0) lost = common_impatience(r);
+  for (int u = 0; u < kPiece; ++u) {
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int c = 0; c < kCellsPerLane; ++c) {
+      const int ahead = u * kQuadCells + c * kQuadLanes;
+      if ((here >> u & 1) != 0 && ahead < room) store_cell(to + ahead * 16, sentinel_cell());
     }
   }
+  if (kFp8 && lane < kPiece && (here >> lane & 1) != 0)
+    store_cell(const_cast<std::byte*>(piece.extra), sentinel_cell());
 }
+
+/// Waits for a piece and writes it. @param line  the worker's, of shared memory
+template <bool kFp8>
+MARROW_DEVICE void receive_piece(const Run& r, const DispatchArgs& a, const Placed& p, Piece piece,
+                                 std::int32_t* line, int lane) {
+  const Shape& s = r.s;
+  int n = -1;
+  Status lost = Status::ok;
+  MARROW_EP_ROLLED
+  for (std::uint32_t turns = 1;; ++turns) {
+    CellsOfQuad cells[kPiece];
+    Cell16 extra{};
+    std::uint32_t here = look_at_piece<kFp8>(r, piece, lane, cells, extra);
+    if (n < 0) {                                         // while the first look is under way
+      if constexpr (kWarpQuads) warp_sync(0xffffffffu);  // the last piece's rows were read
+      n = find_rows(r, p, piece.origin, lane, line);
+      if constexpr (kWarpQuads) warp_sync(0xffffffffu);
+    }
+    if (lost != Status::ok) {  // what is missing counts as zeros
+      r.set_failed(piece.origin.source(), lost);
+      here = piece.missing;
+      extra = {};
+    } else if (here) {
+      clear_quads<kFp8>(s, piece, here, lane);
+    }
+    if (here) {
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int u = 0; u < kPiece; ++u) {
+        std::uint32_t bits = 0;
+        if constexpr (!kFp8) {
+          bits = word_of(extra, 2);
+          if constexpr (kWarpQuads) bits = warp_shuffle(0xffffffffu, bits, u);
+        }
+        for (int c = 0; c < kCellsPerLane; ++c) {
+          if constexpr (!kFp8)
+            cells[u].cell[c].high |= std::uint64_t{bits >> (c * kQuadLanes + lane) & 1} << 32;
+          if (lost != Status::ok) cells[u].cell[c] = {};
+        }
+      }
+      write_quads(s, a, piece, here, cells, line, n, lane);
+      if constexpr (kFp8) {
+        if (lane < kPiece && (here >> lane & 1) != 0)
+          write_quad_scales(s, a, piece.quad + lane, words_of(extra), line, n);
+      } else if (s.data_cells > s.row_cells) {
+        write_opaque_cells(s, a, piece, here, cells, line, n, lane);
+      }
+      piece.missing &= ~here;
+    }
+    if (piece.missing == 0) return;
+    relax(turns);
+    if (turns % kLooksAtOnce == 0) lost = common_impatience(r);
+  }
+}
+
+/// A block's share of the pieces: all of entries b, b + blocks, ... as long as there is one for each block; what is left is
+/// shared out by pieces.
+struct Share {
+  int block, blocks;
+  int wholes;  ///< entries
+  int left;    ///< entries of all blocks
+  int begin;   ///< of the pieces of those: the first of ours
+  int pieces;  ///< of ours in all
+  MARROW_DEVICE Share(const Shape& s, const DispatchArgs& a, int entries, int b, int all_blocks)
+      : block(b), blocks(all_blocks), wholes(a.by_receivers.quotient(entries)) {
+    left = entries - wholes * blocks;
+    begin = a.by_receivers.quotient(left * pieces_of(s) * block);
+    const int end = a.by_receivers.quotient(left * pieces_of(s) * (block + 1));
+    pieces = wholes * pieces_of(s) + end - begin;
+  }
+  /// Of our i-th piece: its entry, and which piece of that it is.
+  struct At {
+    int entry, piece;
+  };
+  MARROW_DEVICE At at(const Shape& s, int i) const {
+    const int in_left = i - wholes * pieces_of(s);
+    const int number = in_left < 0 ? i : begin + in_left;
+    const int entry = by_pieces(s).quotient(number);
+    return {in_left < 0 ? block + entry * blocks : wholes * blocks + entry,
+            number - entry * pieces_of(s)};
+  }
+  /// Entries whose tables are ours: block, block + blocks, ...
+  MARROW_DEVICE int tables() const { return wholes + (block < left ? 1 : 0); }
+};
 
 /// Everything of dispatch's receiving side, by `blocks` blocks.
 template <bool kFp8>
@@ -237,43 +306,50 @@ MARROW_DEVICE void receive_dispatch(const Run& r, const DispatchArgs& a, int blo
     p.entries = r.table<HandleHead>(0)->entries;
     p.list = r.table<Origin>(s.list);
   }
-  // Large blocks leave the tables to their last warp, so that no row waits for them.
+  const Share share(s, a, p.entries, block, blocks);
+  // Large blocks leave the tables to their last warp, so that no row waits for them; who has no more rows helps.
   const bool apart = kWarpQuads && s.place_in_block && workers >= kTableWorkers;
-  const int me = apart ? lane : thread_index();
-  const int table_threads = apart ? kQuadLanes : block_size();
-  const bool tables = s.place_in_block && (!apart || worker == workers - 1);
-  const int mine = p.entries > block ? (p.entries - block + blocks - 1) / blocks : 0;
-  const Entries entries{dynamic_shared<std::int32_t>(m.rows),
-                        dynamic_shared<int>(m.counts_of_entries),
-                        dynamic_shared<Origin>(m.origins)};
-  if (s.place_in_block && !apart) {
+  const int carriers = apart ? workers - 1 : workers;
+  if (worker < carriers) {
+    auto* line = dynamic_shared<std::int32_t>(m.lines) + worker * s.record_rows;
+    MARROW_EP_ROLLED
+    for (int i = worker; i < share.pieces; i += carriers) {
+      const Share::At at = share.at(s, i);
+      receive_piece<kFp8>(r, a, p, piece_at(r, p.list[at.entry], at.piece, lane), line, lane);
+    }
+    note(Point::rows_received);
+  }
+  if (!s.place_in_block) return;
+  const bool is_last = worker == workers - 1;
+  if constexpr (kWarpQuads) {
+    // Parts of the tables are taken in turn, from 1 on: at 0 the last warp has not found the bases yet.
+    std::uint32_t* taken = dynamic_shared<std::uint32_t>(m.taken);
+    const int tables = share.tables();
+    // For a few it does not pay to help.
+    if (!is_last && apart && tables * s.top_k <= 2 * 32) return;
+    if (is_last) {
+      find_bases(s, p);
+      warp_sync(0xffffffffu);
+      if (lane == 0) publish<Scope::block>(Store{taken, 1u});  // meets the observe of who helps
+    }
+    for (std::uint32_t looks = 1; observe<Scope::block>(taken) == 0; ++looks) relax(looks);
+    for (;;) {
+      std::uint64_t turn = 0;
+      if (lane == 0) turn = fetch_add_relaxed<Scope::block>(taken, 1u) - 1;
+      turn = warp_shuffle(0xffffffffu, turn, 0);
+      if (!write_tables_by_warp(r, p, share.block, share.blocks, tables, static_cast<int>(turn)))
+        break;
+    }
+    if (is_last) write_totals(r, p, share.block, share.blocks, lane, 32);
+  } else {
+    meet();
     find_bases(s, p);
     meet();
+    write_tables_by_threads(r, p, share.block, share.blocks, share.tables(), thread_index(),
+                            block_size());
+    write_totals(r, p, share.block, share.blocks, thread_index(), block_size());
   }
-  MARROW_EP_ROLLED
-  for (int from = 0; from < mine; from += kEntriesAtOnce) {
-    const int n = mine - from < kEntriesAtOnce ? mine - from : kEntriesAtOnce;
-    if (from > 0) meet();  // the last entries' rows were used
-    MARROW_EP_ROLLED
-    for (int e = worker; e < n; e += workers) {
-      const Origin origin = p.list[block + (from + e) * blocks];
-      const int count =
-          find_rows(r, p, origin, lane, dynamic_shared<std::int32_t>(m.rows) + e * s.record_rows);
-      if (lane != 0) continue;
-      dynamic_shared<int>(m.counts_of_entries)[e] = count;
-      dynamic_shared<Origin>(m.origins)[e] = origin;
-    }
-    meet();
-    note(Point::rows_found);
-    if (tables && apart && from == 0) find_bases(s, p);
-    if (tables) write_tables(r, p, block + from * blocks, blocks, n, me, table_threads);
-    if (!apart || worker < workers - 1)
-      receive_entries<kFp8>(r, a, entries, n, worker, apart ? workers - 1 : workers);
-  }
-  if (tables && block == 0) {
-    if (mine == 0 && apart) find_bases(s, p);
-    write_totals(r, p, me, table_threads);
-  }
+  note(Point::tables_written);
 }
 
 /// When the first kernel of the receive started, as that one noted.
@@ -316,14 +392,14 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
   const int list_block = kApart ? block - a.send_blocks : block;
   const int list_blocks = kApart ? grid_size() - a.send_blocks : a.send_blocks;
   FirstChoice choice;
-  QuadInput input[kQuadsAtOnce];
+  QuadInput input[kPiece];
   const Numbers now =
       read_numbers(control, &control->dispatch_sent, &control->dispatch_received, [&] {
         if (!any_send) return;
         const std::int32_t tokens = tokens_of(s, a);
         choice = load_first_choice(s, a, tokens, sends ? block : list_block,
                                    sends ? a.send_blocks : list_blocks);
-        if (kApart && sends) load_first_quads<kFp8>(s, a, tokens, block, a.send_blocks, input);
+        if (kApart && sends) load_first_piece<kFp8>(s, a, tokens, block, a.send_blocks, input);
       });
   note(Point::numbers_read);
   const bool invalid = out_of_turn(s, now.sent, now.received, any_send, any_receive);
@@ -345,7 +421,7 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
     if (sends) {
       if constexpr (!kApart) {
         meet();  // each token has another line
-        load_first_quads<kFp8>(s, a, tokens_of(s, a), block, a.send_blocks, input);
+        load_first_piece<kFp8>(s, a, tokens_of(s, a), block, a.send_blocks, input);
       }
       send_rows<kFp8>(out, a, block, a.send_blocks, choice, input);
       note(Point::rows_sent);
@@ -355,7 +431,6 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
       receive_dispatch<kFp8>(Run(comm, window, s, a.handle, now.received,
                                  call_start(s, control, start), now.failed != 0),
                              a, block - a.receive_from, grid_size() - a.receive_from);
-      note(Point::rows_received);
     }
   }
   turn.end(count_on);

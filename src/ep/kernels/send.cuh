@@ -18,12 +18,11 @@ struct QuadInput {
   Words16 word[2][kCellsPerLane];
 };
 
-/// Lanes past the row's end read its last cell again: they send nothing, and no group's largest value changes.
+/// A lane's part of a quad of a token's row. Lanes past the row's end read its last cell again: they send nothing, and no
+/// group's largest value changes.
 template <bool kFp8>
-MARROW_DEVICE void load_quad(const Shape& s, const DispatchArgs& a, int token, int quad, int lane,
-                             QuadInput* in) {
-  const std::byte* row =
-      a.rows + static_cast<std::uint64_t>(static_cast<unsigned>(token)) * s.input_row_bytes;
+MARROW_DEVICE void load_quad(const Shape& s, const DispatchArgs& a, const std::byte* row, int token,
+                             int quad, int lane, QuadInput* in) {
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
@@ -41,9 +40,11 @@ MARROW_DEVICE void load_quad(const Shape& s, const DispatchArgs& a, int token, i
       const std::uint32_t from = static_cast<std::uint32_t>(cell - s.row_cells) * 16;
       const auto* words = reinterpret_cast<const std::uint32_t*>(
           a.scales + static_cast<std::uint64_t>(token) * s.scale_bytes + from);
-      MARROW_EP_ROLLED
-      for (std::uint32_t i = 0; i < 4 && from + i * 4 < s.scale_bytes; ++i)
-        in->word[0][j].word[i] = load_cached(words + i);
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (std::uint32_t i = 0; i < 4; ++i)
+        if (from + i * 4 < s.scale_bytes) in->word[0][j].word[i] = load_cached(words + i);
     }
   }
 }
@@ -79,7 +80,7 @@ MARROW_DEVICE Cell16 quantise_cell(const Words16& a, const Words16& b, float fac
        quantise_pair(b.word[0], b.word[1], factor), quantise_pair(b.word[2], b.word[3], factor)}});
 }
 
-/// The lane's cells and the quad's extra cell (valid in lane 0). All lanes of the warp call.
+/// The lane's cells and the quad's extra cell. All lanes of the warp call.
 template <bool kFp8>
 MARROW_DEVICE void make_quad(const Shape& s, const QuadInput& in, int quad, int lane,
                              std::uint32_t epoch, Cell16* cell, Cell16* extra) {
@@ -101,14 +102,14 @@ MARROW_DEVICE void make_quad(const Shape& s, const QuadInput& in, int quad, int 
       const Quantiser q = quantiser(largest, s.power_of_two);
       for (int j = g * kCells; j < (g + 1) * kCells; ++j)
         cell[j] = quantise_cell(in.word[0][j], in.word[1][j], q.factor);
-      scale[g] = bits_of(q.scale);
+      // Nothing of the row is past its end, nor does a group lie on both sides of it.
+      const int group = quad * 4 + (kWarpQuads ? lane / kGroupLanes : g);
+      scale[g] = group * 128 < s.hidden ? bits_of(q.scale) : 0;
     }
     if constexpr (kWarpQuads) {
       const std::uint32_t mine = scale[0];
       for (int g = 0; g < 4; ++g) scale[g] = warp_shuffle(0xffffffffu, mine, g * 8);
     }
-    for (int g = 0; g < 4; ++g)
-      if ((quad * 4 + g) * 128 >= s.hidden) scale[g] = 0;
     *extra = cell_of(Words16{{scale[0], scale[1], scale[2], scale[3]}});
   } else {
     std::uint32_t bits = 0;
@@ -130,38 +131,42 @@ MARROW_DEVICE void make_quad(const Shape& s, const QuadInput& in, int quad, int 
   }
 }
 
-/// Quads that a worker reads at once.
-inline constexpr int kQuadsAtOnce = kWarpQuads ? 4 : 1;
+/// Quads of a piece that are made and sent at once.
+inline constexpr int kQuadsTogether = kWarpQuads ? 2 : 1;
 
-/// A worker's quads of one round: `count` tokens, block + from * blocks and so on.
+/// A block's tokens of one round: at most kTokensAtOnce, block + from * blocks and so on.
 struct Round {
-  int block, blocks, from, count;
+  int block, blocks, from, tokens;
   MARROW_DEVICE int token(int j) const { return block + (from + j) * blocks; }
+  MARROW_DEVICE bool has(int j) const { return j < kTokensAtOnce && token(j) < tokens; }
 };
-MARROW_DEVICE Round round_of(int block, int blocks, int from, int tokens) {
-  const int mine = tokens > block ? (tokens - block + blocks - 1) / blocks : 0;
-  const int left = mine - from;
-  return {block, blocks, from, left < kTokensAtOnce ? left : kTokensAtOnce};
+
+/// A worker's pieces of a round.
+MARROW_DEVICE Walk walk_of_block(const Shape& s) {
+  return Walk(thread_index() / kQuadLanes, block_size() / kQuadLanes, pieces_of(s), by_pieces(s));
 }
 
 template <bool kFp8>
-MARROW_DEVICE void load_quads(const Shape& s, const DispatchArgs& a, const Round& round, Walk walk,
-                              int lane, QuadInput (&in)[kQuadsAtOnce]) {
+MARROW_DEVICE void load_piece(const Shape& s, const DispatchArgs& a, const Round& round,
+                              const Walk& walk, int lane, QuadInput (&in)[kPiece]) {
+  if (!round.has(walk.number)) return;
+  const int token = round.token(walk.number);
+  const std::byte* row =
+      a.rows + static_cast<std::uint64_t>(static_cast<unsigned>(token)) * s.input_row_bytes;
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-  for (int u = 0; u < kQuadsAtOnce; ++u) {
-    if (walk.number < round.count)
-      load_quad<kFp8>(s, a, round.token(walk.number), walk.quad, lane, &in[u]);
-    walk.next();
+  for (int u = 0; u < kPiece; ++u) {
+    const int quad = walk.quad * kPiece + u;
+    if (quad < s.quads) load_quad<kFp8>(s, a, row, token, quad, lane, &in[u]);
   }
 }
 
 /// Where the rows of a round's tokens go.
 struct Targets {
-  std::byte* base[kTokensAtOnce][kMaxTopK];  ///< row slot at each destination; null: skip
-  std::int32_t count[kTokensAtOnce];         ///< of destinations
-  std::int32_t staged[kTokensAtOnce];        ///< some destination is reached by puts
+  std::byte* base[kTokensAtOnce]
+                 [kMaxTopK + 1];      ///< row slot at each destination, or on its way there
+  std::int32_t count[kTokensAtOnce];  ///< of destinations
 };
 
 /// A warp takes a token.
@@ -170,104 +175,124 @@ MARROW_DEVICE void find_targets(const Run& r, const DispatchArgs& a, Targets& m,
   const Shape& s = r.s;
   const int warps = (block_size() + warp_lanes() - 1) / warp_lanes();
   MARROW_EP_ROLLED
-  for (int j = thread_index() / warp_lanes(); j < round.count; j += warps) {
+  for (int j = thread_index() / warp_lanes(); round.has(j); j += warps) {
     if (!kWarpQuads && lane_index() != 0) continue;
     const int token = round.token(j);
     Choices choices;
     take_choices(s, a, token, ahead, round.from == 0 && j < warps, choices);
     find_ranks(r, choices);
-    std::uint32_t staged = 0;
-    choices.each(s, [&](int, int i) {
-      if (!choices.first[i]) return;
-      std::byte* base = nullptr;
+    int count = 0;
+    bool far = false;
+    // One destination after the other; on a GPU each lane has one.
+    const auto add = [&](int i, bool here) {
       const int rank = choices.rank[i];
-      if (r.is_failed(rank)) {
-        // Nothing goes there.
-      } else if (s.is_far(rank)) {
-        staged = 1;
+      const bool goes = here && choices.first[i] && !r.is_failed(rank);
+      const bool is_far = goes && s.is_far(rank);
+      far |= is_far;
+      const bool near = goes && !is_far;
+      int at_place = count;
+      if constexpr (kWarpQuads) {
+        const std::uint32_t all = warp_ballot(0xffffffffu, near);
+        at_place = count_lanes(all & ((1u << lane_index()) - 1));
+        count = count_lanes(all);
       } else {
-        base = r.peer(rank) + s.row_at(r.set, s.rank, token);
+        count += near;
       }
-      m.base[j][choices.ordinal[i]] = base;
-    });
+      if (near) m.base[j][at_place] = r.peer(rank) + s.row_at(r.set, s.rank, token);
+    };
     if constexpr (kWarpQuads) {
-      if (s.far_any) staged = warp_or(staged);
+      add(0, lane_index() < s.top_k);
+      if (s.far_any) far = warp_ballot(0xffffffffu, far) != 0;
+    } else {
+      for (int k = 0; k < s.top_k; ++k) add(k, true);
     }
     if (lane_index() != 0) continue;
-    m.count[j] = choices.ranks;
-    m.staged[j] = static_cast<std::int32_t>(staged);
+    if (far)
+      m.base[j][count++] = r.local + s.stage_rows +
+                           (static_cast<std::uint64_t>(r.set) * s.tokens + token) * s.row_stride;
+    m.count[j] = count;
   }
   meet();
 }
 
-/// A worker's first quads.
+/// A worker's first piece.
 template <bool kFp8>
-MARROW_DEVICE void load_first_quads(const Shape& s, const DispatchArgs& a, int tokens, int block,
-                                    int blocks, QuadInput (&in)[kQuadsAtOnce]) {
-  load_quads<kFp8>(
-      s, a, round_of(block, blocks, 0, tokens),
-      Walk(thread_index() / kQuadLanes, block_size() / kQuadLanes, s.quads, s.by_quads),
-      thread_index() % kQuadLanes, in);
+MARROW_DEVICE void load_first_piece(const Shape& s, const DispatchArgs& a, int tokens, int block,
+                                    int blocks, QuadInput (&in)[kPiece]) {
+  load_piece<kFp8>(s, a, Round{block, blocks, 0, tokens}, walk_of_block(s),
+                   thread_index() % kQuadLanes, in);
+}
+
+/// Neighbouring quads, from `quad` on, to all destinations of the round's j-th token. @param extra  of quad + lane
+MARROW_DEVICE void store_quads(const Shape& s, const Targets& m, int j, int quad, int lane,
+                               const Cell16 (&cell)[kQuadsTogether][kCellsPerLane],
+                               const Cell16& extra) {
+  const auto first = static_cast<std::uint32_t>(quad * kQuadCells + lane);
+  const int room = s.data_cells - static_cast<int>(first);
+  const auto at_extra = static_cast<std::uint32_t>(s.data_cells + quad + lane) * 16;
+  const bool has_extra = lane < kQuadsTogether && quad + lane < s.quads;
+  const int count = m.count[j];
+  MARROW_EP_ROLLED
+  for (int n = 0; n < count; ++n) {
+    std::byte* base = m.base[j][n];
+    std::byte* to = base + first * 16;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int t = 0; t < kQuadsTogether; ++t) {
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int c = 0; c < kCellsPerLane; ++c) {
+        const int ahead = t * kQuadCells + c * kQuadLanes;
+        if (ahead < room) store_cell(to + ahead * 16, cell[t][c]);
+      }
+    }
+    if (has_extra) store_cell(base + at_extra, extra);
+  }
 }
 
 /// Rows of this rank's tokens. Blocks 0 .. blocks-1. @param choice, in  what was loaded before
 template <bool kFp8>
 MARROW_DEVICE void send_rows(const Run& r, const DispatchArgs& a, int block, int blocks,
-                             FirstChoice choice, QuadInput (&in)[kQuadsAtOnce]) {
+                             FirstChoice choice, QuadInput (&in)[kPiece]) {
   const Shape& s = r.s;
   Targets& m = *dynamic_shared<Targets>(kNumbersBytes);
   const std::int32_t tokens = tokens_of(s, a);
   const int lane = thread_index() % kQuadLanes;
   for (int from = 0;; from += kTokensAtOnce) {
-    const Round round = round_of(block, blocks, from, tokens);
-    if (round.count <= 0) return;
-    Walk walk(thread_index() / kQuadLanes, block_size() / kQuadLanes, s.quads, s.by_quads);
+    const Round round{block, blocks, from, tokens};
+    if (!round.has(0)) return;
+    Walk walk = walk_of_block(s);
     if (from > 0) {
       meet();  // the last round's rows are sent
-      load_quads<kFp8>(s, a, round, walk, lane, in);
+      load_piece<kFp8>(s, a, round, walk, lane, in);
     }
     find_targets(r, a, m, round, choice);
     note(Point::targets_found);
-    for (bool first = true; walk.number < round.count; first = false) {
-      if (!first) load_quads<kFp8>(s, a, round, walk, lane, in);
-      // One copy of the code for all of them: the kernel runs through it about once, so its size is time.
+    MARROW_EP_ROLLED
+    while (round.has(walk.number)) {
+      const int quad = walk.quad * kPiece;
+      // The kernel runs through its code about once, so its size is time: no copy of it for each of them. Two at a time, since
+      // a warp alone waits for each instruction.
       MARROW_EP_ROLLED
-      for (int u = 0; u < kQuadsAtOnce; ++u, walk.next()) {
-        const int j = walk.number;
-        if (j >= round.count) break;
-        const int quad = walk.quad;
-        QuadInput mine;
-        pick(mine, in, u);
-        Cell16 cell[kCellsPerLane];
-        Cell16 extra;
-        make_quad<kFp8>(s, mine, quad, lane, r.epoch, cell, &extra);
-        const int token = round.token(j);
-        const int distinct = m.count[j];
-        const bool staged = s.far_any && m.staged[j] != 0;
-        int d = distinct > 1 ? (s.rank + 1 + token) % distinct : 0;
-        MARROW_EP_ROLLED
-        for (int n = 0; n < distinct + (staged ? 1 : 0); ++n) {
-          std::byte* base;
-          if (n == distinct) {
-            base = r.local + s.stage_rows +
-                   (static_cast<std::uint64_t>(r.set) * s.tokens + token) * s.row_stride;
-          } else {
-            base = m.base[j][d];
-            if (++d == distinct) d = 0;
-          }
-          if (!base) continue;
+      for (int u = 0; u < kPiece && quad + u < s.quads; u += kQuadsTogether) {
+        Cell16 cell[kQuadsTogether][kCellsPerLane];
+        Cell16 extra{};
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-          for (int c = 0; c < kCellsPerLane; ++c) {
-            const int index = quad * kQuadCells + c * kQuadLanes + lane;
-            if (index < s.data_cells)
-              store_cell(base + static_cast<std::uint64_t>(index) * 16, cell[c]);
-          }
-          if (lane == 0)
-            store_cell(base + static_cast<std::uint64_t>(s.data_cells + quad) * 16, extra);
+        for (int t = 0; t < kQuadsTogether; ++t) {
+          QuadInput mine;
+          Cell16 of_quad;
+          pick<kQuadsTogether>(mine, in, u, t);
+          make_quad<kFp8>(s, mine, quad + u + t, lane, r.epoch, cell[t], &of_quad);
+          if (t == 0 || lane == t) extra = of_quad;
         }
+        store_quads(s, m, walk.number, quad + u, lane, cell, extra);
       }
+      walk.next();
+      load_piece<kFp8>(s, a, round, walk, lane, in);
     }
   }
 }
