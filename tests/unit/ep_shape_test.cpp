@@ -58,7 +58,7 @@ TEST(EpShape, OffsetsPast4GiBDoNotOverlap) {
   }
 }
 
-// Kernels divide by two multiplications: exact next to every multiple, up to the largest slot and divisor.
+// The set of a batch, whatever its number.
 TEST(EpShape, RemaindersAreExactForAnyNumber) {
   for (std::uint32_t d = 1; d <= 200; ++d) {
     const Modulus by = Modulus::by(d);
@@ -71,6 +71,7 @@ TEST(EpShape, RemaindersAreExactForAnyNumber) {
   }
 }
 
+// Kernels divide by two multiplications: exact next to every multiple, up to the largest slot and divisor.
 TEST(EpShape, DivisorsAreExact) {
   constexpr int kMost = (1 << 30) - 1;
   for (int d = 1; d <= 65536; ++d) {

@@ -224,7 +224,6 @@ MARROW_DEVICE void send_lists(const Run& r, const DispatchArgs& a, int block, in
                               FirstChoice ahead) {
   const Shape& s = r.s;
   std::int32_t tokens = tokens_of(s, a);
-  const std::uint32_t flags = tokens < 0;
   if (tokens < 0) {
     tokens = 0;
     r.note(Status::invalid);
@@ -233,7 +232,7 @@ MARROW_DEVICE void send_lists(const Run& r, const DispatchArgs& a, int block, in
     for (int i = thread_index(); i < s.ranks; i += block_size()) {
       int peer = s.rank + 1 + i;
       if (peer >= s.ranks) peer -= s.ranks;
-      const Cell16 head = epoch_cell(flags, 0, static_cast<std::uint32_t>(tokens), r.epoch);
+      const Cell16 head = epoch_cell(0, 0, static_cast<std::uint32_t>(tokens), r.epoch);
       if (s.is_far(peer)) {
         store_cell(r.local + s.stage_meta + static_cast<std::uint64_t>(r.set) * s.meta_stride,
                    head);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of dispatch, receiving side. A block takes entries b, b + blocks, ... of those that reach this rank, in about the order in which
-// they arrive; its workers take their quads, all outstanding ones of a thread being looked at in each turn, and write
-// each to the rows it belongs to.
+// they arrive, and of what is left over a share; its workers take pieces of them, look at all outstanding quads of their
+// piece in each turn, and write each to the rows it belongs to.
 #pragma once
 
 #include "ep/kernels/placed.cuh"
@@ -419,10 +419,8 @@ MARROW_KERNEL MARROW_LAUNCH_BOUNDS(512)
     if (kApart ? !sends : sends) send_lists(out, a, list_block, list_blocks, choice);
     note(Point::lists_sent);
     if (sends) {
-      if constexpr (!kApart) {
-        meet();  // each token has another line
+      if constexpr (!kApart)
         load_first_piece<kFp8>(s, a, tokens_of(s, a), block, a.send_blocks, input);
-      }
       send_rows<kFp8>(out, a, block, a.send_blocks, choice, input);
       note(Point::rows_sent);
     }

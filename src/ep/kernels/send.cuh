@@ -102,7 +102,7 @@ MARROW_DEVICE void make_quad(const Shape& s, const QuadInput& in, int quad, int 
       const Quantiser q = quantiser(largest, s.power_of_two);
       for (int j = g * kCells; j < (g + 1) * kCells; ++j)
         cell[j] = quantise_cell(in.word[0][j], in.word[1][j], q.factor);
-      // Nothing of the row is past its end, nor does a group lie on both sides of it.
+      // A group that begins past the row's end has no scale, and its word must not be left to chance.
       const int group = quad * 4 + (kWarpQuads ? lane / kGroupLanes : g);
       scale[g] = group * 128 < s.hidden ? bits_of(q.scale) : 0;
     }
