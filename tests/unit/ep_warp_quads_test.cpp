@@ -89,18 +89,18 @@ TEST(EpWarpQuads, RandomSizes) {
   }
 }
 
-// Blocks of 9 warps, of which one writes tables only until rows run out; more tokens than a block takes at once; at_once
-// lists of 7 that do not fill a warp; a last quad with one cell.
+// Blocks of 9 warps, of which one writes tables only until rows run out; more tokens than a block takes at once; lists
+// of 7 that do not fill a warp; a last quad of one cell.
 TEST(EpWarpQuads, OneLargeBlock) {
   Scenario s = small(1);
   s.config.threads = 288;
   s.config.top_k = 7;
   s.config.max_tokens = 37;
-  s.config.hidden = 16 * 97;
-  s.config.capacity = 20;
+  s.config.hidden = 16 * 33;
+  s.config.capacity = 8;
   s.config.scales = ep::Scales::ue8m0;
   s.duplicate = s.foreign = 0.2;
-  s.tokens = {37};
+  s.tokens = {19};
   s.batches = 1;
   run(1, s);
 }
@@ -110,7 +110,7 @@ TEST(EpWarpQuads, FewEntriesAndMuchOfThem) {
   Scenario s = small(2);
   s.config.experts = {0, 45};
   s.config.threads = 32;
-  s.config.max_sms = 5;
+  s.config.max_sms = 4;
   s.config.top_k = 32;
   s.config.max_tokens = 3;
   s.config.payload = ep::Payload::opaque;
@@ -119,7 +119,7 @@ TEST(EpWarpQuads, FewEntriesAndMuchOfThem) {
   s.config.hidden = 8;
   s.tokens = {2, 1};
   s.split = true;
-  s.batches = 3;
+  s.batches = 2;
   s.config.batches_in_flight = 2;
   run(2, s);
 }
