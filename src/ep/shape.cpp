@@ -127,6 +127,7 @@ Plan make_plan(const Config& c, int rank, const std::vector<bool>& far, bool sta
   s.combine_cells = c.hidden / 8;
   s.combine_quads = (s.combine_cells + kQuadCells - 1) / kQuadCells;
   s.combine_twos = (s.combine_quads + 1) / 2;
+  s.combine_pieces = (s.combine_quads + kPieceQuads - 1) / kPieceQuads;
   s.id_cells = (c.top_k + kIdsPerCell - 1) / kIdsPerCell;
   s.weight_cells = (c.top_k + kWeightsPerCell - 1) / kWeightsPerCell;
   s.mask_words = (c.max_tokens + 31) / 32;
@@ -203,6 +204,7 @@ Plan make_plan(const Config& c, int rank, const std::vector<bool>& far, bool sta
   s.by_pieces = Divisor::by(static_cast<std::uint32_t>(s.pieces));
   s.by_combine_quads = Divisor::by(static_cast<std::uint32_t>(s.combine_quads));
   s.by_combine_twos = Divisor::by(static_cast<std::uint32_t>(s.combine_twos));
+  s.by_combine_pieces = Divisor::by(static_cast<std::uint32_t>(s.combine_pieces));
   s.by_uniform = Divisor::by(static_cast<std::uint32_t>(std::max(s.uniform, 1)));
   // Without products that could overflow: then it is too large anyway.
   const std::uint64_t most = (R * M) * (K * 2 + 16) + static_cast<std::uint64_t>(columns_of(s)) *

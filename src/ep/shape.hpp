@@ -136,7 +136,8 @@ struct Shape {
   std::int32_t scale_words;    ///< words of one row's scales in the output
   std::int32_t combine_cells;  ///< of a bf16 row
   std::int32_t combine_quads;
-  std::int32_t combine_twos;  ///< pairs of neighbouring quads, the last one maybe alone
+  std::int32_t combine_twos;    ///< pairs of neighbouring quads, the last one maybe alone
+  std::int32_t combine_pieces;  ///< likewise of kPieceQuads quads
   std::int32_t id_cells, weight_cells;
   std::int32_t mask_words;   ///< of one source: bits of its tokens
   std::int32_t record_rows;  ///< K rounded up to 4
@@ -155,7 +156,7 @@ struct Shape {
   std::uint64_t own_rank, own_sorted, own_distinct, own_weights;
   std::uint64_t deadline_ns;
   Divisor by_ranks, by_tokens, by_top_k, by_uniform, by_quads, by_pieces, by_combine_quads,
-      by_combine_twos;
+      by_combine_twos, by_combine_pieces;
   Modulus by_sets;
   std::uint64_t far[kMaxRanks / 64];  ///< bit r: rank r is reached by puts and signals
 

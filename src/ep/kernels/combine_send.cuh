@@ -155,18 +155,14 @@ MARROW_DEVICE void say_hello(const Run& r) {
 }
 
 /// Stores a quad of a row.
-template <bool kSum>
 MARROW_DEVICE void store_quad(const Shape& s, std::byte* row, int quad, int lane,
-                              Words16 (&v)[kCellsPerLane]) {
+                              const Words16 (&v)[kCellsPerLane]) {
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
   for (int c = 0; c < kCellsPerLane; ++c) {
     const int index = quad * kQuadCells + c * kQuadLanes + lane;
     if (index >= s.combine_cells) continue;
-    if constexpr (!kSum) {
-      if (v[c].word[3] == kSentinel) v[c].word[3] = 0x7fff7fffu;
-    }
     store_cell(row + static_cast<std::uint32_t>(index) * 16, cell_of(v[c]));
   }
 }
@@ -188,56 +184,60 @@ MARROW_DEVICE void send_sums(const Run& r, const CombineArgs& a, Walk walk, int 
     if (!to) continue;
     Words16 v[kCellsPerLane];
     sum_quad(r, a, mine, quad, lane, v);
-    store_quad<true>(s, to, quad, lane, v);
+    store_quad(s, to, quad, lane, v);
   }
 }
 
-/// Rows as they are.
+/// Rows as they are, a piece at a time. The next record is on its way while this one's row is.
 MARROW_DEVICE void send_each(const Run& r, const CombineArgs& a, Walk walk, int lane) {
-  constexpr int kAtOnce = kWarpQuads ? 4 : 1;
   const Shape& s = r.s;
   const auto* head = r.table<HandleHead>(0);
-  const int numbers = s.rank_major ? head->entries : head->pairs;
-  // The first numbers are looked up before it is known how many there are.
+  // The first record is looked up before it is known how many there are.
   const int room = s.rows_per_batch() * (s.rank_major ? 1 : s.per_token);
+  LookedUp<false> next;
+  if (walk.number < room) next = LookedUp<false>(r, walk.number);
+  const int numbers = s.rank_major ? head->entries : head->pairs;
   MARROW_EP_ROLLED
-  for (bool first = true; walk.number < (first ? room : numbers); first = false) {
-    LookedUp<false> item[kAtOnce];
-    std::byte* to[kAtOnce];
-    int quads[kAtOnce];
-    Words16 v[kAtOnce][kCellsPerLane];
-    std::uint32_t real = 0;
+  while (walk.number < numbers) {
+    const LookedUp<false> mine = next;
+    const int first = walk.quad * kPiece * kQuadCells + lane;
+    walk.next();
+    if (walk.number < numbers) next = LookedUp<false>(r, walk.number);
+    std::byte* to = mine.target(r, a);
+    if (!to) continue;
+    const std::int64_t row = mine.only_row(r);
+    const std::byte* from = a.rows + static_cast<std::uint64_t>(row) * s.combine_stride +
+                            static_cast<std::uint32_t>(first) * 16;
+    to += static_cast<std::uint32_t>(first) * 16;
+    const int left = s.combine_cells - first;
+    Words16 v[kPiece][kCellsPerLane];
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-    for (int u = 0; u < kAtOnce; ++u, walk.next()) {
-      quads[u] = walk.quad;
-      if (walk.number < room) item[u] = LookedUp<false>(r, walk.number);
-      if (walk.number < numbers) real |= 1u << u;
-    }
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-    for (int u = 0; u < kAtOnce; ++u) {
-      to[u] = real >> u & 1 ? item[u].target(r, a) : nullptr;
-      if (!to[u]) continue;
-      const std::int64_t row = item[u].only_row(r);
-      const std::byte* from = a.rows + static_cast<std::uint64_t>(row) * s.combine_stride;
+    for (int u = 0; u < kPiece; ++u) {
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
       for (int c = 0; c < kCellsPerLane; ++c) {
-        const int index = quads[u] * kQuadCells + c * kQuadLanes + lane;
+        const int ahead = u * kQuadCells + c * kQuadLanes;
         v[u][c] = {};
-        if (index < s.combine_cells && row >= 0)
-          v[u][c] = load_words(from + static_cast<std::uint32_t>(index) * 16);
+        if (ahead < left && row >= 0) v[u][c] = load_words(from + ahead * 16);
       }
     }
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-    for (int u = 0; u < kAtOnce; ++u)
-      if (to[u]) store_quad<false>(s, to[u], quads[u], lane, v[u]);
+    for (int u = 0; u < kPiece; ++u) {
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+      for (int c = 0; c < kCellsPerLane; ++c) {
+        const int ahead = u * kQuadCells + c * kQuadLanes;
+        if (ahead >= left) continue;
+        if (v[u][c].word[3] == kSentinel) v[u][c].word[3] = 0x7fff7fffu;
+        store_cell(to + ahead * 16, cell_of(v[u][c]));
+      }
+    }
   }
 }
 
@@ -251,11 +251,13 @@ template <bool kSum>
 MARROW_DEVICE void send_combine(const Run& r, const CombineArgs& a) {
   const Shape& s = r.s;
   if (block_index() == 0) say_hello(r);
-  const Walk walk = walk_of_grid(s.combine_quads, s.by_combine_quads);
+  const int lane = thread_index() % kQuadLanes;
+  const Walk by_quads = walk_of_grid(s.combine_quads, s.by_combine_quads);
   if constexpr (kSum) {
-    send_sums(r, a, walk, thread_index() % kQuadLanes);
+    send_sums(r, a, by_quads, lane);
   } else {
-    send_each(r, a, walk, thread_index() % kQuadLanes);
+    send_each(r, a, kWarpQuads ? walk_of_grid(s.combine_pieces, s.by_combine_pieces) : by_quads,
+              lane);
   }
 }
 
