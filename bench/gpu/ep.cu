@@ -596,6 +596,7 @@ int main(int argc, char** argv) {
       return std::string();
     };
     const std::string only = option("--only");
+    int timed = 0;
     // A rank a GPU: of two and, where there are four, of four.
     for (const int ranks : {1, 2, 4}) {
       if (ranks > gpus() || (ranks == 1 && gpus() > 1)) continue;
@@ -607,8 +608,14 @@ int main(int argc, char** argv) {
           {"routing", {.ranks = ranks, .tokens = 128, .dispatch_only = true, .routing = &routing}}};
       for (const auto& [name, c] : cases) {
         if ((!only.empty() && only != name) || (c.routing && routing.empty())) continue;
+        ++timed;
         time_case(rate, c);
       }
+    }
+    if (timed == 0) {
+      std::printf("FAIL: nothing to time is called '%s' (routing needs MARROW_TEST_EP_ROUTING)\n",
+                  only.c_str());
+      ++failures;
     }
     if (const std::string file = option("--json"); !file.empty())
       write_json(file.c_str(), rate, empty);

@@ -106,9 +106,7 @@ MARROW_DEVICE std::uint32_t add_columns(const Run& r, const TokenColumns& column
   float weight[kMost];
   std::uint32_t column_bits = valid;
   int count = 0;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+  MARROW_EP_UNROLLED
   for (int n = 0; n < kMost; ++n) {
     offset[n] = 0;
     weight[n] = 1.0f;
@@ -130,22 +128,16 @@ MARROW_DEVICE std::uint32_t add_columns(const Run& r, const TokenColumns& column
   Cell16 cell[kMost][kReceivedCells<kSum>];
   std::uint32_t missing = (1u << count) - 1;
   const auto turn = [&] {
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    MARROW_EP_UNROLLED
     for (int n = 0; n < kMost; ++n) {
       if (!(missing >> n & 1)) continue;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+      MARROW_EP_UNROLLED
       for (int i = 0; i < kReceivedCells<kSum>; ++i) {
         const int ahead = received_ahead(i);
         if (ahead < room) cell[n][i] = load_cell(first + offset[n] + ahead * 16);
       }
     }
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    MARROW_EP_UNROLLED
     for (int n = 0; n < kMost; ++n) {
       if (!(missing >> n & 1)) continue;
       bool here = true;
@@ -167,21 +159,15 @@ MARROW_DEVICE std::uint32_t add_columns(const Run& r, const TokenColumns& column
     for (int n = 0; n < count; ++n, left &= left - 1)
       if (missing >> n & 1) r.set_failed(columns.source(r, lowest_lane(left)), status);
   }
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+  MARROW_EP_UNROLLED
   for (int n = 0; n < kMost; ++n) {
     if (n >= count || (missing >> n & 1)) continue;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    MARROW_EP_UNROLLED
     for (int i = 0; i < kReceivedCells<kSum>; ++i) {
       const int ahead = received_ahead(i);
       if (ahead >= room) continue;
       store_cell(first + offset[n] + ahead * 16, sentinel_cell());
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+      MARROW_EP_UNROLLED
       for (int w = 0; w < 4; ++w) {
         const std::uint32_t word = word_of(cell[n][i], w);
         sum[i][w * 2] = fmaf(weight[n], bf16_low(word), sum[i][w * 2]);
@@ -230,9 +216,7 @@ MARROW_DEVICE void receive_combine(const Run& r, const CombineArgs& a, const Inc
     for (std::uint32_t left = columns.valid(r); left != 0;)
       left = add_columns<kSum>(r, columns, left, token_base, quad, lane, sum);
     std::byte* out = a.out_rows + static_cast<std::uint64_t>(token) * s.combine_stride;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    MARROW_EP_UNROLLED
     for (int i = 0; i < kReceivedCells<kSum>; ++i) {
       const int index = quad * kQuadCells + lane + received_ahead(i);
       if (index >= s.combine_cells) continue;

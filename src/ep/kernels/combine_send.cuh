@@ -43,9 +43,7 @@ class LookedUp {
     }
     if constexpr (kWarpQuads && kSum) {
       const int words = 4 + 2 * s.record_rows;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+      MARROW_EP_UNROLLED
       for (int i = 0; i < kWords; ++i) {
         const int at_word = i * 32 + lane_index();
         if (at_word < words) word_[i] = reinterpret_cast<const std::uint32_t*>(from_)[at_word];
@@ -103,9 +101,7 @@ MARROW_DEVICE void sum_quad(const Run& r, const CombineArgs& a, const LookedUp<t
   constexpr int kRows = kWarpQuads ? 8 : 4;  // in flight together
   const Shape& s = r.s;
   const int count = from.count();
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+  MARROW_EP_UNROLLED
   for (int c = 0; c < kCellsPerLane; ++c) {
     const int index = quad * kQuadCells + c * kQuadLanes + lane;
     const bool inside = index < s.combine_cells;
@@ -114,25 +110,19 @@ MARROW_DEVICE void sum_quad(const Run& r, const CombineArgs& a, const LookedUp<t
     for (int from_row = 0; from_row < count; from_row += kRows) {
       Words16 v[kRows];
       std::int32_t row[kRows];
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+      MARROW_EP_UNROLLED
       for (int i = 0; i < kRows; ++i) {
         row[i] = from_row + i < count ? from.row(from_row + i) : -1;
         if (row[i] >= 0 && inside)
           v[i] = load_words(a.rows + static_cast<std::uint32_t>(row[i]) * s.combine_stride +
                             static_cast<std::uint32_t>(index) * 16);
       }
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+      MARROW_EP_UNROLLED
       for (int i = 0; i < kRows; ++i) {
         if (row[i] < 0) continue;
         const float w = a.weighted ? from.weight(s, from_row + i) : 1.0f;
         if (!inside) continue;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+        MARROW_EP_UNROLLED
         for (int x = 0; x < 4; ++x) {
           sum[x * 2] = fmaf(w, bf16_low(v[i].word[x]), sum[x * 2]);
           sum[x * 2 + 1] = fmaf(w, bf16_high(v[i].word[x]), sum[x * 2 + 1]);
@@ -157,9 +147,7 @@ MARROW_DEVICE void say_hello(const Run& r) {
 /// Stores a quad of a row.
 MARROW_DEVICE void store_quad(const Shape& s, std::byte* row, int quad, int lane,
                               const Words16 (&v)[kCellsPerLane]) {
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+  MARROW_EP_UNROLLED
   for (int c = 0; c < kCellsPerLane; ++c) {
     const int index = quad * kQuadCells + c * kQuadLanes + lane;
     if (index >= s.combine_cells) continue;
@@ -211,26 +199,18 @@ MARROW_DEVICE void send_each(const Run& r, const CombineArgs& a, Walk walk, int 
     to += static_cast<std::uint32_t>(first) * 16;
     const int left = s.combine_cells - first;
     Words16 v[kPiece][kCellsPerLane];
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    MARROW_EP_UNROLLED
     for (int u = 0; u < kPiece; ++u) {
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+      MARROW_EP_UNROLLED
       for (int c = 0; c < kCellsPerLane; ++c) {
         const int ahead = u * kQuadCells + c * kQuadLanes;
         v[u][c] = {};
         if (ahead < left && row >= 0) v[u][c] = load_words(from + ahead * 16);
       }
     }
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    MARROW_EP_UNROLLED
     for (int u = 0; u < kPiece; ++u) {
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+      MARROW_EP_UNROLLED
       for (int c = 0; c < kCellsPerLane; ++c) {
         const int ahead = u * kQuadCells + c * kQuadLanes;
         if (ahead >= left) continue;

@@ -9,12 +9,14 @@
 #include "ep/shape.hpp"
 #include "marrow/device.cuh"
 
-// Before loops that are not worth being repeated in the code: a kernel runs through its code about once, so every
-// instruction is also one to fetch.
+// Before loops that are not worth being repeated in the code (a kernel runs through its code about once, so every
+// instruction is also one to fetch), and before those whose arrays must stay in registers.
 #if defined(__CUDACC__)
 #define MARROW_EP_ROLLED _Pragma("unroll 1")
+#define MARROW_EP_UNROLLED _Pragma("unroll")
 #else
 #define MARROW_EP_ROLLED
+#define MARROW_EP_UNROLLED
 #endif
 
 namespace marrow::ep {

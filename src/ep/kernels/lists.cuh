@@ -285,9 +285,7 @@ MARROW_DEVICE bool look_at_list(const Shape& s, const std::byte* meta, int token
                                 std::uint32_t epoch, List* list) {
   const std::byte* ids = meta + 16 + static_cast<std::uint64_t>(token) * s.id_cells * 16;
   bool here = true;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+  MARROW_EP_UNROLLED
   for (int c = 0; c < kMaxIdCells; ++c) {
     if (c < s.id_cells) {
       list->cell[c] = load_cell(ids + c * 16);

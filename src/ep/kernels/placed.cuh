@@ -182,9 +182,7 @@ MARROW_DEVICE void take_lists(const Run& r, const Placed& p, std::uint32_t* any,
     if (notes) (void)r.note_wait(0, source, since);
     if (!in_time || !list.here) continue;
     std::uint32_t* ids = p.ids + slot * ids_stride(s);
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    MARROW_EP_UNROLLED
     for (int c = 0; c < kMaxIdCells; ++c) {
       if (c >= s.id_cells) continue;
       for (int word = 0; word < kIdsPerCell / 2; ++word)

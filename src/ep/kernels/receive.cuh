@@ -75,9 +75,7 @@ MARROW_DEVICE void each_row(const std::int32_t* line, int n, const auto& visit) 
   MARROW_EP_ROLLED
   for (int i = 0; i < n; i += 4) {
     const Words16 four = load_words(reinterpret_cast<const std::byte*>(line + i));
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    MARROW_EP_UNROLLED
     for (int x = 0; x < 4; ++x)
       if (i + x < n) visit(four.word[x]);
   }
@@ -95,13 +93,9 @@ MARROW_DEVICE void write_quads(const Shape& s, const DispatchArgs& a, const Piec
       kept(reinterpret_cast<std::uint64_t>(a.out_rows) + static_cast<std::uint32_t>(first) * 16);
   each_row(line, n, [&](std::uint32_t row) {
     auto* to = reinterpret_cast<std::byte*>(out + std::uint64_t{row} * row_bytes);
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    MARROW_EP_UNROLLED
     for (int u = 0; u < kPiece; ++u) {
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+      MARROW_EP_UNROLLED
       for (int c = 0; c < kCellsPerLane; ++c) {
         const int ahead = u * kQuadCells + c * kQuadLanes;
         if ((here >> u & 1) != 0 && ahead < room)
@@ -156,14 +150,10 @@ MARROW_DEVICE std::uint32_t look_at_piece(const Run& r, const Piece& piece, int 
   // The extra cells: a lane each.
   const bool has_extra = lane < kPiece && (piece.missing >> lane & 1) != 0;
   if (has_extra) extra = load_cell(piece.extra);
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+  MARROW_EP_UNROLLED
   for (int u = 0; u < kPiece; ++u) {
     if (!(piece.missing >> u & 1)) continue;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    MARROW_EP_UNROLLED
     for (int c = 0; c < kCellsPerLane; ++c) {
       const int ahead = u * kQuadCells + c * kQuadLanes;
       cells[u].cell[c] = {};
@@ -171,9 +161,7 @@ MARROW_DEVICE std::uint32_t look_at_piece(const Run& r, const Piece& piece, int 
     }
   }
   std::uint32_t here = piece.missing;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+  MARROW_EP_UNROLLED
   for (int u = 0; u < kPiece; ++u) {
     if (!(piece.missing >> u & 1)) continue;
     for (int c = 0; c < kCellsPerLane; ++c)
@@ -190,13 +178,9 @@ template <bool kFp8>
 MARROW_DEVICE void clear_quads(const Shape& s, const Piece& piece, std::uint32_t here, int lane) {
   const int room = s.data_cells - piece.quad * kQuadCells - lane;
   auto* to = const_cast<std::byte*>(piece.from);
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+  MARROW_EP_UNROLLED
   for (int u = 0; u < kPiece; ++u) {
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    MARROW_EP_UNROLLED
     for (int c = 0; c < kCellsPerLane; ++c) {
       const int ahead = u * kQuadCells + c * kQuadLanes;
       if ((here >> u & 1) != 0 && ahead < room) store_cell(to + ahead * 16, sentinel_cell());
@@ -231,9 +215,7 @@ MARROW_DEVICE void receive_piece(const Run& r, const DispatchArgs& a, const Plac
       clear_quads<kFp8>(s, piece, here, lane);
     }
     if (here) {
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+      MARROW_EP_UNROLLED
       for (int u = 0; u < kPiece; ++u) {
         std::uint32_t bits = 0;
         if constexpr (!kFp8) {

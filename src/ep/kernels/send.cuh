@@ -23,9 +23,7 @@ struct QuadInput {
 template <bool kFp8>
 MARROW_DEVICE void load_quad(const Shape& s, const DispatchArgs& a, const std::byte* row, int token,
                              int quad, int lane, QuadInput* in) {
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+  MARROW_EP_UNROLLED
   for (int j = 0; j < kCellsPerLane; ++j) {
     int cell = quad * kQuadCells + j * kQuadLanes + lane;
     if (cell >= s.data_cells) cell = s.data_cells - 1;
@@ -40,9 +38,7 @@ MARROW_DEVICE void load_quad(const Shape& s, const DispatchArgs& a, const std::b
       const std::uint32_t from = static_cast<std::uint32_t>(cell - s.row_cells) * 16;
       const auto* words = reinterpret_cast<const std::uint32_t*>(
           a.scales + static_cast<std::uint64_t>(token) * s.scale_bytes + from);
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+      MARROW_EP_UNROLLED
       for (std::uint32_t i = 0; i < 4; ++i)
         if (from + i * 4 < s.scale_bytes) in->word[0][j].word[i] = load_cached(words + i);
     }
@@ -63,9 +59,7 @@ MARROW_DEVICE std::uint32_t larger_pair(std::uint32_t a, std::uint32_t b) {
 MARROW_DEVICE std::uint32_t largest_of(const Words16& a, const Words16& b) {
   constexpr std::uint32_t kSizes = 0x7fff7fffu;
   std::uint32_t largest = larger_pair(a.word[0] & kSizes, b.word[0] & kSizes);
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+  MARROW_EP_UNROLLED
   for (int i = 1; i < 4; ++i)
     largest = larger_pair(largest, larger_pair(a.word[i] & kSizes, b.word[i] & kSizes));
   return larger_size(size_of_bf16(largest), size_of_bf16(largest >> 16));
@@ -89,9 +83,7 @@ MARROW_DEVICE void make_quad(const Shape& s, const QuadInput& in, int quad, int 
     constexpr int kGroups = kWarpQuads ? 1 : 4;      // groups of one lane
     constexpr int kCells = kCellsPerLane / kGroups;
     std::uint32_t scale[4] = {};
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    MARROW_EP_UNROLLED
     for (int g = 0; g < kGroups; ++g) {
       std::uint32_t largest = 0;
       for (int j = g * kCells; j < (g + 1) * kCells; ++j) {
@@ -113,9 +105,7 @@ MARROW_DEVICE void make_quad(const Shape& s, const QuadInput& in, int quad, int 
     *extra = cell_of(Words16{{scale[0], scale[1], scale[2], scale[3]}});
   } else {
     std::uint32_t bits = 0;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    MARROW_EP_UNROLLED
     for (int j = 0; j < kCellsPerLane; ++j) {
       Words16 v = in.word[0][j];
       const std::uint32_t bit = v.word[3] & 1;
@@ -153,9 +143,7 @@ MARROW_DEVICE void load_piece(const Shape& s, const DispatchArgs& a, const Round
   const int token = round.token(walk.number);
   const std::byte* row =
       a.rows + static_cast<std::uint64_t>(static_cast<unsigned>(token)) * s.input_row_bytes;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+  MARROW_EP_UNROLLED
   for (int u = 0; u < kPiece; ++u) {
     const int quad = walk.quad * kPiece + u;
     if (quad < s.quads) load_quad<kFp8>(s, a, row, token, quad, lane, &in[u]);
@@ -236,13 +224,9 @@ MARROW_DEVICE void store_quads(const Shape& s, const Targets& m, int j, int quad
   for (int n = 0; n < count; ++n) {
     std::byte* base = m.base[j][n];
     std::byte* to = base + first * 16;
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+    MARROW_EP_UNROLLED
     for (int t = 0; t < kQuadsTogether; ++t) {
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+      MARROW_EP_UNROLLED
       for (int c = 0; c < kCellsPerLane; ++c) {
         const int ahead = t * kQuadCells + c * kQuadLanes;
         if (ahead < room) store_cell(to + ahead * 16, cell[t][c]);
@@ -279,9 +263,7 @@ MARROW_DEVICE void send_rows(const Run& r, const DispatchArgs& a, int block, int
       for (int u = 0; u < kPiece && quad + u < s.quads; u += kQuadsTogether) {
         Cell16 cell[kQuadsTogether][kCellsPerLane];
         Cell16 extra{};
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
+        MARROW_EP_UNROLLED
         for (int t = 0; t < kQuadsTogether; ++t) {
           QuadInput mine;
           Cell16 of_quad;
