@@ -228,9 +228,9 @@ def soak(context):
 
 
 def fuzz(context):
-    """Every target for 20 s, as many at a time as there are cores; with --fuzz for 450 s (four of them: half an
+    """Every target for 8 s, as many at a time as there are cores; with --fuzz for 450 s (four of them: half an
     hour of a core). What a run found interesting is where the next one starts."""
-    seconds = float(os.environ.get("MARROW_FUZZ_SECONDS", "450" if context.long_fuzz else "20"))
+    seconds = float(os.environ.get("MARROW_FUZZ_SECONDS", "450" if context.long_fuzz else "8"))
     targets = sorted(p.stem for p in (ROOT / "tests" / "fuzz").glob("*_fuzz.cpp"))
     if not shutil.which("clang++"):
         return skip("no clang++ (libFuzzer)")

@@ -114,6 +114,10 @@ std::string status_advice(int status, const Options& options) {
       return "atomics need addresses that are multiples of 8 and a NIC that has them "
              "(ibv_devinfo -v, atomic_cap)";
     case IBV_WC_WR_FLUSH_ERR: return "look for the first error of that rank";
+    case IBV_WC_REM_OP_ERR:  // soft-RoCE's answer for a queue pair that ends with its process
+    case IBV_WC_REM_ABORT_ERR:
+      return "look at that rank's log, since its process may have ended, and else at the kernel's "
+             "log of its host (dmesg)";
     default: return "look at the kernel's log of both hosts (dmesg) and at the NIC's firmware";
   }
 }
