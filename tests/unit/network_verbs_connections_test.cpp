@@ -24,6 +24,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 constexpr const char* kProvider = "provider=faulty&credits=8&depth=32";
@@ -115,8 +116,10 @@ TEST_F(VerbsConnections, TheThreadsEndFailsEveryPeerAndWhatIsWantedLater) {
     EXPECT_EQ(net.run(0, net.message(0, 2, "y")), MARROW_NETWORK_PEER_FAILED);
     EXPECT_TRUE(net.until([&] { return net[0].down.size() >= 3; }, milliseconds(5000)));
   }
+  // The limit is the process's, so rank 1's thread ends, too, and may be the first.
   EXPECT_THAT(net[0].down[1],
-              AllOf(HasSubstr("rank 1"), HasSubstr("thread for connections ended")));
+              AllOf(HasSubstr("rank 1"), AnyOf(HasSubstr("thread for connections ended"),
+                                               HasSubstr("closed its endpoint"))));
   EXPECT_EQ(net.run(0, net.message(0, 3, "z")), MARROW_NETWORK_PEER_FAILED);
   EXPECT_EQ(net.run(0, net.message(0, 0, "z")), MARROW_NETWORK_PEER_FAILED);
 }
