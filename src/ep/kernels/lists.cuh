@@ -25,9 +25,10 @@ struct FirstChoice {
 /// A token's choices: on a GPU one a lane, else all with their thread.
 struct Choices {
   static constexpr int kMine = kWarpQuads ? 1 : kMaxTopK;
-  std::int32_t id[kMine];  ///< -1: ignored, as it is none or repeats an earlier one
-  float weight[kMine];     ///< 0: ignored
-  bool bad[kMine];         ///< out of range, and not -1
+  // Past the last choice they are 0: a list's cells carry whole words of them.
+  std::int32_t id[kMine] = {};  ///< -1: ignored, as it is none or repeats an earlier one
+  float weight[kMine] = {};     ///< 0: ignored
+  bool bad[kMine];              ///< out of range, and not -1
   bool repeats[kMine];
   // What find_ranks finds:
   std::int32_t rank[kMine];  ///< of the expert
