@@ -23,6 +23,8 @@ echo "== $gpus GPUs, $(nvidia-smi --query-gpu=name,driver_version --format=csv,n
 
 echo "== checks"
 step 120 "$(find_program memory_test)"
+step 40 "$(find_program groups_test)"
+step 60 "$(find_program launch_test)"
 step 110 "$(find_program cells_litmus_test)" "${LITMUS_SECONDS:-1.5}" --json "$out/cells.json"
 if [ -z "${QUICK:-}" ]; then
   # Every pair of values for each path, ranks as threads (several a GPU where there are more than GPUs) and as
